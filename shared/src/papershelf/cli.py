@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -27,6 +29,15 @@ def fail(command: str, message: str, code: int = 2) -> NoReturn:
     line = " ".join(message.split())
     print(f"{command}: error: {line}", file=sys.stderr)
     raise SystemExit(code)
+
+
+def _received(message: str) -> str:
+    """What was typed for the option that Typer complains about, where its message does not say so."""
+    option = re.search(r"Invalid value for '(?:\S+ / )?(-{1,2}[\w-]+)'", message)
+    for word, following in itertools.pairwise(sys.argv):
+        if option and word == option[1] and repr(following) not in message:
+            return f", got {following!r}"
+    return ""
 
 
 class Application(typer.Typer):
@@ -55,7 +66,7 @@ class Application(typer.Typer):
             describe = getattr(error, "format_message", None)
             if describe is None:
                 raise
-            fail(command, f"{describe()} (try '{command} --help')")
+            fail(command, f"{describe()}{_received(describe())} (try '{command} --help')")
         raise SystemExit(code if isinstance(code, int) else 0)
 
 

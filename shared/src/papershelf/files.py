@@ -76,7 +76,7 @@ def cache_folder(*parts: str) -> Path:
 
 def _safe_target(name: str, folder: Path, archive: Path) -> Path:
     pure = PurePosixPath(name.replace("\\", "/"))
-    if pure.is_absolute() or ".." in pure.parts or ":" in pure.parts[0:1]:
+    if pure.is_absolute() or ".." in pure.parts or ":" in "".join(pure.parts[:1]):
         raise InputError(f"{archive.name} holds the entry {name!r}, which would leave the target folder")
     return folder.joinpath(*pure.parts)
 

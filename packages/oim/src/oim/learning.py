@@ -199,7 +199,7 @@ class NodeTrials:
         n_rounds: cascades added.
         n_trials: trials a node, int64 (n,).
         dirty: nodes with trials since :meth:`clean`, bool (n,).
-        online: node -> (theta, information) of the nodes that were switched.
+        online: node -> (theta, information, trials of each in-arc) of the nodes that were switched.
     """
 
     def __init__(self, g: ICGraph, max_groups: int = 20_000, lam: float = 1e-3, p_max: float = 0.99) -> None:
@@ -211,7 +211,7 @@ class NodeTrials:
         self.n_rounds = 0
         self.n_trials = np.zeros(g.n, np.int64)
         self.dirty = np.zeros(g.n, bool)
-        self.online: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self.online: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         self._reset()
 
     def _reset(self) -> None:
@@ -320,7 +320,9 @@ class NodeTrials:
         )
         X, n, _ = self.groups(v)
         theta = fit_node(self, v, np.full(X.shape[1], 0.1), "mle", self.lam, self.p_max)
-        information = _weighted_gram(X.astype(float), n * fisher_weight(X @ theta)) + self.lam * np.eye(X.shape[1])
+        tries = X.T @ n
+        weight = n * fisher_weight(X @ np.maximum(theta, 1 / (tries + 2)))
+        information = _weighted_gram(X.astype(float), weight) + self.lam * np.eye(X.shape[1])
         keep = self._node[: self._groups] != v
         arrays = self._flat()
         self._reset()
@@ -333,7 +335,7 @@ class NodeTrials:
             np.concatenate([[0], np.cumsum(lengths[keep])]),
             arrays["members"][np.repeat(keep, lengths)],
         )
-        self.online[v] = (theta, information)
+        self.online[v] = (theta, information, tries)
 
     def _step_online(
         self, node: np.ndarray, tries: np.ndarray, hits: np.ndarray, offsets: np.ndarray, members: np.ndarray
@@ -344,14 +346,15 @@ class NodeTrials:
         for t, v in enumerate(node):
             if int(v) in self.online:
                 kept[t] = False
-                theta, information = self.online[int(v)]
+                theta, information, tried = self.online[int(v)]
                 x = np.zeros(theta.size)
                 x[members[offsets[t] : offsets[t + 1]]] = 1.0
-                z = max(float(x @ theta), FISHER_FLOOR)
+                tried = tried + tries[t] * x
+                z = float(x @ np.maximum(theta, 1 / (tried + 2)))
                 gradient = x * ((tries[t] - hits[t]) - hits[t] / math.expm1(z))
-                information = information + np.outer(x, x) * (tries[t] / math.expm1(z))
+                information = information + np.outer(x, x) * (tries[t] * fisher_weight(np.array(z)))
                 step = np.linalg.solve(information, gradient)
-                self.online[int(v)] = (np.clip(theta - step, 0.0, cap), information)
+                self.online[int(v)] = (np.clip(theta - step, 0.0, cap), information, tried)
         return kept
 
     def groups(self, v: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -369,11 +372,13 @@ class NodeTrials:
         self.dirty[:] = False
 
     def edge_trials(self) -> np.ndarray:
-        """How many trials each edge took part in, int64 (m,) in edge-id order (switched nodes' discarded ones not)."""
+        """How many trials each edge took part in, int64 (m,) in edge-id order."""
         counts = np.zeros(self.g.m, np.int64)
         flat = self._flat()
         position = np.repeat(self.g.in_ptr[flat["node"]], np.diff(flat["offsets"])) + flat["members"]
         np.add.at(counts, self.g.in_edge[position], np.repeat(flat["n"], np.diff(flat["offsets"])))
+        for v, (_, _, tried) in self.online.items():
+            counts[self.g.in_edge[self.g.in_ptr[v] : self.g.in_ptr[v + 1]]] += tried.astype(np.int64)
         return counts
 
     def _flat(self) -> dict[str, np.ndarray]:
@@ -401,7 +406,10 @@ class NodeTrials:
         """Everything as arrays and numbers."""
         state: dict[str, Any] = {"rounds": self.n_rounds, "dirty": self.dirty.copy(), "trials": self.n_trials.copy()}
         state |= self._flat()
-        state["online"] = {str(v): {"theta": t, "information": i} for v, (t, i) in self.online.items()}
+        state["online"] = {
+            str(v): {"theta": theta, "information": information, "tried": tried}
+            for v, (theta, information, tried) in self.online.items()
+        }
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -412,7 +420,8 @@ class NodeTrials:
         self.n_rounds = int(state["rounds"])
         self.dirty, self.n_trials = np.array(state["dirty"]), np.array(state["trials"])
         self.online = {
-            int(v): (np.array(kept["theta"]), np.array(kept["information"])) for v, kept in state["online"].items()
+            int(v): (np.array(kept["theta"]), np.array(kept["information"]), np.array(kept["tried"]))
+            for v, kept in state["online"].items()
         }
 
 
@@ -491,7 +500,7 @@ def _coordinate_newton(ptr, members, n, k, theta, lam, cap, pseudo, sweeps, tol)
         for i in range(d):
             if column[i] == column[i + 1]:
                 continue
-            slope, curvature = lam * theta[i], lam
+            slope, curvature = lam * theta[i], lam + 1e-12
             for j in range(column[i], column[i + 1]):
                 g = rows[j]
                 s = max(z[g], 1e-12)
@@ -872,34 +881,44 @@ def _information(
 
 
 @njit(cache=True)
-def _free_minimum(V, y, theta):
-    """Minimise over the coordinates where theta > 0; True (and theta replaced) if that solves the whole problem."""
+def _active_set(V, y, theta):
+    """Finish the minimisation exactly from a feasible start, in place (Lawson and Hanson's algorithm on V)."""
     d = y.size
-    free = np.flatnonzero(theta > 0.0)
-    if free.size == 0:
-        return False
-    inner = np.empty((free.size, free.size))
-    right = np.zeros(free.size)
-    for a in range(free.size):
-        for b in range(free.size):
-            inner[a, b] = V[free[a], free[b]]
-        for j in range(d):
-            right[a] += V[free[a], j] * y[j]
-    solved = np.linalg.solve(inner, right)
-    if solved.min() < 0.0:
-        return False
-    candidate = np.zeros(d)
-    for a in range(free.size):
-        candidate[free[a]] = solved[a]
-    for i in range(d):
-        if theta[i] <= 0.0:
-            slope = 0.0
-            for j in range(d):
-                slope += V[i, j] * (candidate[j] - y[j])
-            if slope < -1e-9 * V[i, i]:
-                return False
-    theta[:] = candidate
-    return True
+    right = V @ y
+    free = theta > 0.0
+    for _ in range(10 * d + 20):
+        while free.any():
+            index = np.flatnonzero(free)
+            inner = np.empty((index.size, index.size))
+            for a in range(index.size):
+                for b in range(index.size):
+                    inner[a, b] = V[index[a], index[b]]
+            solved = np.linalg.solve(inner, right[index])
+            if solved.min() > 0.0:
+                theta[index] = solved
+                break
+            step, blocking = 1.0, -1
+            for a in range(index.size):
+                if solved[a] <= 0.0:
+                    ratio = theta[index[a]] / (theta[index[a]] - solved[a]) if theta[index[a]] > 0.0 else 0.0
+                    if ratio <= step:
+                        step, blocking = ratio, a
+            for a in range(index.size):
+                theta[index[a]] += step * (solved[a] - theta[index[a]])
+            for a in range(index.size):
+                if a == blocking or theta[index[a]] <= 0.0:
+                    theta[index[a]] = 0.0
+                    free[index[a]] = False
+        ascent = right - V @ theta
+        best, most = -1, 1e-10
+        for i in range(d):
+            if not free[i]:
+                gain = ascent[i] / (np.abs(right[i]) + V[i, i])
+                if gain > most:
+                    best, most = i, gain
+        if best < 0:
+            return
+        free[best] = True
 
 
 @njit(cache=True)
@@ -917,7 +936,7 @@ def _project(V, y, sweeps, tol):
     for i in range(d):
         for j in range(d):
             residual[i] += V[i, j] * (theta[j] - y[j])
-    for sweep in range(sweeps):
+    for _ in range(sweeps):
         moved = 0.0
         for i in range(d):
             new = max(0.0, theta[i] - residual[i] / V[i, i])
@@ -928,17 +947,16 @@ def _project(V, y, sweeps, tol):
                     residual[j] += V[j, i] * change
                 moved = max(moved, abs(change))
         if moved <= tol:
-            break
-        # On ill-conditioned V coordinate descent finds the active set long before the minimiser.
-        if sweep % 10 == 9 and _free_minimum(V, y, theta):
-            break
+            return theta
+    # On ill-conditioned V (parents that act together) coordinate descent crawls: finish with exact solves.
+    _active_set(V, y, theta)
     return theta
 
 
 def project_psd_nonneg(V: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Projection onto the non-negative orthant in the norm of V: argmin_{theta >= 0} (theta - y)^T V (theta - y).
 
-    Cyclic coordinate descent on the residual V (theta - y) with exact solves on the free coordinates. It is
+    Cyclic coordinate descent on the residual V (theta - y), then an active-set method where that crawls. It is
     non-expansive in the V-norm; clipping coordinate by coordinate is not.
 
     Args:
@@ -948,7 +966,7 @@ def project_psd_nonneg(V: np.ndarray, y: np.ndarray) -> np.ndarray:
     V, y = np.ascontiguousarray(V, dtype=float), np.ascontiguousarray(y, dtype=float)
     if V.shape != (y.size, y.size):
         raise ValueError(f"V must be ({y.size}, {y.size}) for y of length {y.size}, got {V.shape}")
-    return _project(V, y, 2000, 1e-12)
+    return _project(V, y, 50, 1e-14)
 
 
 @njit(cache=True)
@@ -972,7 +990,7 @@ def _perturb(in_ptr, theta, v_flat, l_flat, offset, diagonal, z, scale, out):
             y[i] /= L[i, i]
         for i in range(d):
             y[i] = theta[low + i] + scale[v] * y[i]
-        out[low:high] = _project(v_flat[start : start + d * d].reshape(d, d), y, 200, 1e-8)
+        out[low:high] = _project(v_flat[start : start + d * d].reshape(d, d), y, 50, 1e-8)
 
 
 def perturbed_theta(fit: EdgeFit, z: np.ndarray, scale: np.ndarray) -> np.ndarray:

@@ -812,8 +812,10 @@ class LTLinUCB(OnlinePolicy):
 
     def _learn(self, steps: np.ndarray, edges: np.ndarray | None, observed_until: int | None) -> None:
         g = self.graph
-        last = np.iinfo(np.int32).max if observed_until is None else observed_until
-        parent_step = np.where(steps[g.in_src] >= 0, steps[g.in_src], np.iinfo(np.int32).max)
+        never = np.iinfo(np.int64).max // 2
+        last = never if observed_until is None else observed_until
+        steps = steps.astype(np.int64)
+        parent_step = np.where(steps[g.in_src] >= 0, steps[g.in_src], never)
         for v in range(g.n):
             low, high = g.in_ptr[v], g.in_ptr[v + 1]
             if high == low or steps[v] == 0:

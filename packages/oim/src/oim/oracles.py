@@ -71,6 +71,11 @@ def _result(g: ICGraph, nodes: np.ndarray, started: float, spread: float, **know
     return SeedResult(nodes, seeds, float(spread), seconds=time.perf_counter() - started, **known)
 
 
+def _without_arcs(g: ICGraph, k: int, started: float) -> SeedResult:
+    """Any k nodes are optimal: the first ones."""
+    return _result(g, np.arange(k), started, k, lower=float(k), upper=float(k), ratio=1.0)
+
+
 # --- reverse reachable sets --------------------------------------------------------------------------------------
 
 
@@ -291,6 +296,8 @@ def ris_greedy(
 ) -> SeedResult:
     """Greedy cover of a fixed number of RR sets. ``spread`` is n cov / R on the same sets, hence optimistic."""
     started, k = time.perf_counter(), check_k(g, k)
+    if g.m == 0:
+        return _without_arcs(g, k, started)
     rng = np.random.default_rng() if rng is None else rng
     sets = rr_sets(g, default_rr_count(g, k) if R is None else R, rng, n_jobs, model, max_rr)
     chosen, covered = greedy_cover(sets, k)
@@ -332,11 +339,11 @@ def imm(
         max_rr: bound on the members held.
     """
     started, k = time.perf_counter(), check_k(g, k)
+    if g.m == 0:
+        return _without_arcs(g, k, started)
     _check_eps(eps)
     rng = np.random.default_rng() if rng is None else rng
     n = g.n
-    if n == 1:
-        return _result(g, np.zeros(1), started, 1.0)
     ell = ell * (1 + math.log(2) / math.log(n))
     log_sets, log_n = _log_binomial(n, k), math.log(n)
     sets = RRSets(g, rng, n_jobs, model, max_rr)
@@ -401,6 +408,8 @@ def opim_c(
         estimate of the second collection.
     """
     started, k = time.perf_counter(), check_k(g, k)
+    if g.m == 0:
+        return _without_arcs(g, k, started)
     _check_eps(eps)
     n = g.n
     delta = 1 / max(n, 2) if delta is None else delta
@@ -525,6 +534,8 @@ def celf(g: ICGraph, k: int, R: int = 1000, rng: np.random.Generator | None = No
     (``lazy=False``) does. Memory R n bytes.
     """
     started, k = time.perf_counter(), check_k(g, k)
+    if g.m == 0:
+        return _without_arcs(g, k, started)
     if R < 1:
         raise ValueError(f"R must be >= 1, got {R}")
     base = draw_key(np.random.default_rng() if rng is None else rng)
