@@ -32,9 +32,10 @@ def test_torch_streams():
     assert torch.equal(one, two)
 
 
-def test_wilson_interval_is_the_published_example_and_covers():
+def test_wilson_interval_solves_the_score_equation_and_covers():
     found = stats.wilson_interval(81, 263)
-    assert (found.low, found.high) == pytest.approx((0.2553, 0.3662), abs=1e-4)
+    for p in (found.low, found.high):
+        assert abs(81 / 263 - p) / (p * (1 - p) / 263) ** 0.5 == pytest.approx(1.959964, abs=1e-6)
     rng = np.random.default_rng(0)
     inside = [(lambda i: i.low <= 0.3 <= i.high)(stats.wilson_interval(rng.binomial(60, 0.3), 60)) for _ in range(2000)]
     assert 0.93 < np.mean(inside) < 0.97

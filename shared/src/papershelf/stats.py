@@ -76,7 +76,7 @@ def wilson_interval(successes: int, trials: int, level: float = 0.95) -> Interva
     scale = 1 + z * z / trials
     centre = (share + z * z / (2 * trials)) / scale
     half = z / scale * (share * (1 - share) / trials + z * z / (4 * trials * trials)) ** 0.5
-    return Interval(share, max(0.0, centre - half), min(1.0, centre + half))
+    return Interval(share, min(max(0.0, centre - half), share), max(min(1.0, centre + half), share))
 
 
 def paired_comparison(
