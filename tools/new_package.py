@@ -105,7 +105,7 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def mean(values: Sequence[float]) -> float:
+def mean(values: Sequence[float] | np.ndarray) -> float:
     """The arithmetic mean.
 
     Args:

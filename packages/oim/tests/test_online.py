@@ -33,7 +33,7 @@ from oim.claims import PAPER, karate, twin_instance
 from oim.online import _ExactSpreads, load_state, save_state, tail_slope, warmup_rounds
 from papershelf import Run
 
-pytestmark = pytest.mark.filterwarnings("ignore:some edges always succeeded")
+pytestmark = pytest.mark.filterwarnings("ignore:some edges succeeded in all")
 RNG = np.random.default_rng
 
 
@@ -318,9 +318,28 @@ def test_tail_slope_of_known_growth():
 
 def test_greedy_warns_once_about_edges_at_the_cap():
     g = ICGraph(3, [0, 1], [1, 2], [1.0, 1.0])
-    with pytest.warns(UserWarning, match="p_max=0.99") as caught:
+    with pytest.warns(UserWarning, match="capped at 0.99") as caught:
         run(GreedyMLE(g, 1, horizon=40, random_state=0), CascadeEnv(g, 0), 40)
     assert len(caught) == 1
+
+
+def test_arcs_that_were_never_tried_take_the_mean_of_the_others():
+    g = ICGraph(4, [0, 1, 2, 0], [1, 2, 3, 3], [0.3, 0.5, 0.5, 0.2])
+    policy = EnsembleOIM(g, 1, n0=0, random_state=0)
+    for t in range(50):
+        times, _ = CascadeEnv(g, 0).round(t, np.array([0]))
+        policy.tell([0], times, observed_until=1)
+    fitted = fit(policy.trials)
+    known = policy._with_prior(fitted)
+    untried = policy.trials.edge_trials() == 0
+    assert untried.tolist() == [False, False, True, True]
+    theta_0 = fitted.theta[~untried].mean()
+    assert known.theta[untried] == pytest.approx(theta_0)
+    for v in (2, 3):
+        arcs = g.in_edge[g.in_ptr[v] : g.in_ptr[v + 1]]
+        V, L = known.block(v)
+        assert np.diag(V)[untried[arcs]] == pytest.approx(1 / theta_0**2)
+        assert pytest.approx(V) == L @ L.T
 
 
 def test_partial_horizon_reaches_the_learner():

@@ -39,11 +39,10 @@ def figure(width: float = 6.4, height: float = 4.0, **subplots: Any) -> Generato
         subplots: passed to ``Figure.subplots`` (``nrows``, ``ncols``, ``sharex`` ...).
     """
     import matplotlib as mpl
-    from cycler import cycler
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    settings: Any = {**STYLE, "axes.prop_cycle": cycler(color=COLOURS)}
+    settings: Any = {**STYLE, "axes.prop_cycle": mpl.cycler(color=COLOURS)}
     with mpl.rc_context(settings):
         drawing = Figure(figsize=(width, height))
         FigureCanvasAgg(drawing)

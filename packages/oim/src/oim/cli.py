@@ -188,7 +188,7 @@ def _campaign(
         options |= {"horizon": T, "oracle": oracle}
     learner = POLICIES[policy](truth, k, **options)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="some edges always succeeded")
+        warnings.filterwarnings("ignore", message="some edges succeeded in all")
         checkpoint = Path(folder) / f"{policy}-{rep}.npz"
         history = play(learner, CascadeEnv(truth, streams.integer("coins") % 2**31), T, checkpoint=checkpoint)
     curve = regret(history, truth, n_jobs=1)

@@ -351,19 +351,33 @@ class NodeLearner(OnlinePolicy):
         self._logdet = float(self.fitted.logdet.sum())
 
     def _with_prior(self, fitted: EdgeFit) -> EdgeFit:
-        """Arcs that were never tried take the mean estimate of those that were."""
-        tried = self.trials.edge_trials() > 0
-        if tried.all() or not tried.any():
+        """Arcs that were never tried: the mean estimate of those that were, with a standard deviation as large."""
+        g, untried = self.graph, self.trials.edge_trials() == 0
+        if not untried.any():
             return fitted
-        theta = np.where(tried, fitted.theta, fitted.theta[tried].mean())
-        return replace(fitted, theta=theta, p=-np.expm1(-theta))
+        theta_0 = max(float(fitted.theta[~untried].mean()), 1e-3) if not untried.all() else 0.1
+        theta = np.where(untried, theta_0, fitted.theta)
+        # Such an arc shares no trial with another one: only its diagonal entries change.
+        position = np.arange(g.m) - np.repeat(g.in_ptr[:-1], g.in_degree)
+        stride = np.where(fitted.diagonal, 1, g.in_degree + 1)
+        at = (np.repeat(fitted.offset[:-1], g.in_degree) + position * np.repeat(stride, g.in_degree))[
+            untried[g.in_edge]
+        ]
+        v_flat, l_flat = fitted.v_flat.copy(), fitted.l_flat.copy()
+        v_flat[at], l_flat[at] = 1 / theta_0**2, 1 / theta_0
+        se = np.where(untried, theta_0 * np.exp(-theta_0), fitted.se)
+        return replace(fitted, theta=theta, p=-np.expm1(-theta), se=se, v_flat=v_flat, l_flat=l_flat)
 
     def _warn_at_cap(self) -> None:
         assert self.fitted is not None
-        if not self._warned_cap and (self.fitted.p >= self.p_max - 1e-9).any():
+        if self._warned_cap:
+            return
+        at_cap = self.fitted.p >= self.p_max - 1e-9
+        if at_cap.any() and (self.trials.edge_trials()[at_cap] >= 20).any():
             self._warned_cap = True
             warnings.warn(
-                f"some edges always succeeded so far; their probability is capped at p_max={self.p_max}", stacklevel=6
+                f"some edges succeeded in all of 20 or more trials; their probability is capped at {self.p_max}",
+                stacklevel=6,
             )
 
     def _ask_oracle(self, theta: np.ndarray) -> Choice:
