@@ -72,7 +72,7 @@ def test_a_release_bumps_dates_tags_and_builds(copy, call):
     told = call(*words, cwd=copy, UV=workspace.uv())
     before = next(m.version for m in workspace.members() if m.name == "oim")
     after = release.bumped(before, "minor")
-    assert f"tagged oim-v{after}; built oim-{after}-py3-none-any.whl, oim-{after}.tar.gz" in told
+    assert f"tagged oim-v{after}; built papershelf_oim-{after}-py3-none-any.whl, papershelf_oim-{after}.tar.gz" in told
     assert call("git", "tag", cwd=copy).split() == [f"oim-v{after}"]
     assert f'version = "{after}"' in (copy / "packages/oim/pyproject.toml").read_text()
     assert f"## {after} - 20" in changelog.read_text()
@@ -100,9 +100,9 @@ def test_unknown_members_are_refused(call):
 @pytest.mark.workspace
 @pytest.mark.network
 def test_wheels_install_with_pip_as_the_readme_says(root, call, tmp_path):
-    for name in ("papershelf", "oim"):
+    for name in ("papershelf", "papershelf-oim"):
         call(workspace.uv(), "build", "--quiet", "--wheel", "--package", name, "--out-dir", tmp_path / "wheels")
-    line = "pip install --find-links wheels papershelf oim"
+    line = "pip install --find-links wheels papershelf papershelf-oim"
     assert line in (root / "README.md").read_text()
     call(PYTHON, "-m", "venv", "venv", cwd=tmp_path)
     call("venv/bin/python", "-m", *line.replace("pip install", "pip install --quiet").split(), cwd=tmp_path)

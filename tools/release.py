@@ -58,12 +58,13 @@ def main() -> None:
             fail("the check is red; nothing was released", 1)
     version = bumped(member.version, given.bump)
     prepare(member, version)
-    git("commit", "--all", "--message", f"{member.distribution} {version}")
-    git("tag", f"{member.distribution}-v{version}")
+    tag = f"{'papershelf' if member.name == 'shared' else member.name}-v{version}"
+    git("commit", "--all", "--message", f"{member.name} {version}")
+    git("tag", tag)
     out = ROOT / "dist"
     subprocess.run([uv(), "build", "--quiet", "--package", member.distribution, "--out-dir", str(out)], check=True)
     built = sorted(path.name for path in Path(out).glob(f"{member.distribution.replace('-', '_')}-{version}*"))
-    print(f"tagged {member.distribution}-v{version}; built {', '.join(built)} in dist/")
+    print(f"tagged {tag}; built {', '.join(built)} in dist/")
 
 
 if __name__ == "__main__":

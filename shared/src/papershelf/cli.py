@@ -324,7 +324,7 @@ def list_papers() -> None:
     """The papers that are installed."""
     shelf = papers()
     if not shelf:
-        typer.echo("no paper is installed; for example: pip install oim")
+        typer.echo("no paper is installed; for example: pip install papershelf-oim")
     for slug, paper in shelf.items():
         typer.echo(f"{slug} {distribution_version(paper)}  {paper.summary}")
 
@@ -354,7 +354,7 @@ def reproduce_papers(
     packages, options = split_options(names or [])
     chosen = [find_paper(name) for name in packages] or list(papers().values())
     if not chosen:
-        raise InputError("no paper is installed; for example: pip install oim")
+        raise InputError("no paper is installed; for example: pip install papershelf-oim")
     code = run_claims(
         _only(chosen, only or []),
         out,

@@ -41,8 +41,9 @@ def figure(width: float = 6.4, height: float = 4.0, **subplots: Any) -> Generato
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.rcsetup import cycler
 
-    settings: Any = {**STYLE, "axes.prop_cycle": mpl.cycler(color=COLOURS)}
+    settings: Any = {**STYLE, "axes.prop_cycle": cycler(color=COLOURS)}
     with mpl.rc_context(settings):
         drawing = Figure(figsize=(width, height))
         FigureCanvasAgg(drawing)

@@ -50,7 +50,7 @@ from oim.oracles import (
     single_discount,
 )
 
-__version__ = version("oim")
+__version__ = version("papershelf-oim")
 
 __all__ = [
     "CUCB",

@@ -28,8 +28,8 @@ def barabasi_albert(n: int, degree: int = 5, p: float = 0.1) -> ICGraph:
 
 def peers(out: Path, quick: bool = False) -> dict[str, str]:
     """One thread and two against CyNetDiff and NDlib: same graph, seeds and number of runs."""
-    require("cynetdiff", "oim[bench]")
-    require("ndlib", "oim[bench]")
+    require("cynetdiff", "papershelf-oim[bench]")
+    require("ndlib", "papershelf-oim[bench]")
     import ndlib.models.epidemics as epidemics
     import ndlib.models.ModelConfig as config
     from cynetdiff.utils import networkx_to_ic_model

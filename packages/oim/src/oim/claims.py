@@ -260,7 +260,7 @@ def measure_certificate(run: Run) -> Outcome:
 PAPER = Paper(
     slug="oim",
     package="oim",
-    distribution="oim",
+    distribution="papershelf-oim",
     title="Efficient Online Influence Maximization under the Independent Cascade Model with Node-Level Feedback",
     authors=("Arpit Agarwal", "Varad Deolankar", "Rohan Ghuge"),
     year=2026,

@@ -26,12 +26,14 @@ def make_env(graph: ICGraph, k: int, horizon: int = 1000) -> gymnasium.Env:
         horizon: rounds an episode.
 
     Raises:
-        ImportError: without the extra ``oim[gym]``.
+        ImportError: without the extra ``papershelf-oim[gym]``.
     """
     try:
         import gymnasium
     except ModuleNotFoundError as error:
-        raise ImportError("the environment needs gymnasium, which is not installed: pip install 'oim[gym]'") from error
+        raise ImportError(
+            "the environment needs gymnasium, which is not installed: pip install 'papershelf-oim[gym]'"
+        ) from error
     check_k(graph, k)
 
     class OIMEnv(gymnasium.Env):
