@@ -9,8 +9,10 @@ import tarfile
 import threading
 import time
 import zipfile
+from importlib.metadata import version
 from pathlib import Path
 
+import iniconfig
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -28,7 +30,8 @@ from papershelf.files import (
     sha256,
 )
 
-PIECE = ("six==1.17.0", "six.py")
+PIECE = (f"iniconfig=={version('iniconfig')}", "iniconfig/__init__.py")
+INSTALLED = Path(iniconfig.__file__)
 
 
 def test_a_kill_between_write_and_rename_leaves_the_old_file(tmp_path):
@@ -189,11 +192,9 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.mark.network
 def test_an_asset_is_downloaded_once_checked_and_cached(cache, monkeypatch):
-    import six
-
-    digest = sha256(Path(six.__file__))
+    digest = sha256(INSTALLED)
     path = registry_asset(*PIECE, digest)
-    assert path.read_bytes() == Path(six.__file__).read_bytes()
+    assert path.read_bytes() == INSTALLED.read_bytes()
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("UV", "")
     assert registry_asset(*PIECE, digest) == path
@@ -201,9 +202,7 @@ def test_an_asset_is_downloaded_once_checked_and_cached(cache, monkeypatch):
 
 @pytest.mark.network
 def test_several_processes_may_ask_for_an_asset_at_once(cache):
-    import six
-
-    digest = sha256(Path(six.__file__))
+    digest = sha256(INSTALLED)
     found: list[Path] = []
     threads = [threading.Thread(target=lambda: found.append(registry_asset(*PIECE, digest))) for _ in range(4)]
     for thread in threads:
@@ -219,8 +218,8 @@ def test_a_wrong_checksum_or_member_is_refused_and_not_cached(cache):
     with pytest.raises(InputError, match=r"has SHA-256 .* expected 0000"):
         registry_asset(*PIECE, "0" * 64)
     with pytest.raises(InputError, match=r"has no file 'seven\.py'"):
-        registry_asset("six==1.17.0", "seven.py", "0" * 64)
-    assert not list(cache.rglob("six.py"))
+        registry_asset(PIECE[0], "seven.py", "0" * 64)
+    assert not list(cache.rglob("__init__.py"))
 
 
 def test_offline_gives_one_clear_line_after_its_attempts(cache, monkeypatch):
@@ -246,7 +245,7 @@ def test_a_folder_of_wheels_serves_assets_offline(cache, tmp_path, monkeypatch):
 
 def test_assets_must_be_pinned(cache):
     with pytest.raises(InputError, match="pinned with =="):
-        registry_asset("six", "six.py", "0" * 64)
+        registry_asset("iniconfig", "iniconfig/__init__.py", "0" * 64)
 
 
 @pytest.mark.network

@@ -1,6 +1,7 @@
 """Random streams, statistics, benchmarks, plots, models and the papershelf command."""
 
 import itertools
+import math
 import subprocess
 import sys
 import time
@@ -36,9 +37,14 @@ def test_wilson_interval_solves_the_score_equation_and_covers():
     found = stats.wilson_interval(81, 263)
     for p in (found.low, found.high):
         assert abs(81 / 263 - p) / (p * (1 - p) / 263) ** 0.5 == pytest.approx(1.959964, abs=1e-6)
-    rng = np.random.default_rng(0)
-    inside = [(lambda i: i.low <= 0.3 <= i.high)(stats.wilson_interval(rng.binomial(60, 0.3), 60)) for _ in range(2000)]
-    assert 0.93 < np.mean(inside) < 0.97
+    intervals = [stats.wilson_interval(x, 60) for x in range(61)]
+
+    def coverage(p):
+        return sum(
+            math.comb(60, x) * p**x * (1 - p) ** (60 - x) for x, i in enumerate(intervals) if i.low <= p <= i.high
+        )
+
+    assert np.mean([coverage(p) for p in np.linspace(0.05, 0.95, 181)]) == pytest.approx(0.95, abs=0.01)
 
 
 @given(st.integers(0, 50), st.integers(1, 50))
