@@ -33,6 +33,9 @@ def draw(size, seed):
     return {"mean": float(Streams(seed).numpy("draw").normal(size=size).mean()), "array": np.arange(size)}
 
 
+# Workers cannot import a test module by name; what belongs to __main__ travels by value.
+draw.__module__ = "__main__"
+
 GRID = {"size": [3, 5], "seed": [0, 1, 2]}
 
 
