@@ -81,7 +81,9 @@ def test_a_killed_sweep_loses_only_unfinished_cells(jobs, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_ray_gives_the_same_numbers(tmp_path):
+def test_ray_gives_the_same_numbers(tmp_path, monkeypatch):
+    # Under "uv run" Ray would start its workers through uv again, from a copy of the working directory.
+    monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     ray = pytest.importorskip("ray")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
