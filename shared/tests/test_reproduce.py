@@ -64,7 +64,9 @@ def test_ctrl_c_keeps_the_finished_claims_and_resume_goes_on(paper, make_claim, 
 
 def test_a_real_ctrl_c_ends_with_130_and_a_valid_file(tmp_path):
     program = (
-        "import sys, time\nfrom pathlib import Path\nsys.argv[0] = 'made'\n"
+        "import signal, sys, time\nfrom pathlib import Path\nsys.argv[0] = 'made'\n"
+        # A shell that starts this in the background has it ignore Ctrl-C; a person at a terminal has not.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from papershelf import Paper, Claim, Outcome\nfrom papershelf.cli import app\n"
         "def quick(run): return Outcome(holds=True, measured='1')\n"
         "def slow(run): print('slow', flush=True); time.sleep(60)\n"

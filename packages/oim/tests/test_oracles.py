@@ -21,7 +21,15 @@ from oim import (
     rr_sets,
     spread,
 )
-from oim.oracles import ONE_MINUS_1_E, degree, degree_discount_ic, greedy_cover, make_oracle, single_discount
+from oim.oracles import (
+    ONE_MINUS_1_E,
+    degree,
+    degree_discount_ic,
+    greedy_cover,
+    make_oracle,
+    rr_sets_within,
+    single_discount,
+)
 
 RNG = np.random.default_rng
 
@@ -58,6 +66,16 @@ def test_rr_sets_do_not_depend_on_threads_or_on_how_often_they_are_extended():
     for other in (two, pieces):
         assert (one.data == other.data).all()
         assert (one.offsets == other.offsets).all()
+
+
+def test_bounded_rr_sets_stop_at_their_budget_and_stay_unbiased():
+    g = load_graph("lesmis", "uniform:0.5")
+    few, all_of_them = rr_sets_within(g, 5000, RNG(0), members=60_000), rr_sets_within(g, 5000, RNG(0))
+    assert 500 <= len(few) < 5000 == len(all_of_them)
+    assert 60_000 <= few.data.size <= 120_000 + 500 * g.n
+    share = few.coverage([0]) / len(few)
+    error = g.n * math.sqrt(share * (1 - share) / len(few))
+    assert abs(g.n * share - spread(g, [0], 20_000, RNG(1)).mean) < 4 * error
 
 
 def test_greedy_cover_is_plain_greedy():

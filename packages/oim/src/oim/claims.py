@@ -78,7 +78,7 @@ def measure_sqrt_regret(run: Run) -> Outcome:
     curves = []
     for seed in run.progress(_seeds(run, run.size(tiny=1, quick=4, long=10)), label="C1"):
         if "graph" in run.options:
-            truth = random_p(load_graph(run.options["graph"], "uniform:0"), 0.0, 0.2, np.random.default_rng(seed))
+            truth = load_graph(run.options["graph"], "wc")
         else:
             truth = karate(seed)
         curves.append(play(EnsembleOIM(truth, k, horizon=T, random_state=seed), truth, T, seed)[0].ref)

@@ -1124,7 +1124,7 @@ def regret(
         history: the run.
         g_true: the true probabilities.
         reference: seeds as node numbers, or ``"auto"``.
-        runs: simulations a set; default 20,000, fewer (at least 500) where many distinct sets were played.
+        runs: simulations a set; default 20,000, fewer (at least 100) for many distinct sets or large graphs.
         rng: source of randomness.
         model: ``"ic"`` or ``"lt"``.
         n_jobs: threads.
@@ -1139,7 +1139,8 @@ def regret(
     )
     base = int(rng.integers(2**63))
     sets, row_of = np.unique(np.sort(history.seeds, axis=1), axis=0, return_inverse=True)
-    budget = int(np.clip(2_000_000 / len(sets), 500, 20_000)) if runs is None else runs
+    affordable = min(2_000_000 / len(sets), 2_000_000_000 / (len(sets) * max(g_true.m, 1)))
+    budget = int(np.clip(affordable, 100, 20_000)) if runs is None else runs
 
     def value(nodes: np.ndarray) -> tuple[float, float]:
         if model == "ic" and g_true.m <= 60:

@@ -215,6 +215,19 @@ def rr_sets(
     return RRSets(g, rng, n_jobs, model, max_rr).extend(R)
 
 
+def rr_sets_within(
+    g: ICGraph, R: int, rng: np.random.Generator, members: int = 20_000_000, model: Model = "ic"
+) -> RRSets:
+    """R sets, or fewer once they hold ``members`` nodes: where sets are that large, few of them say enough.
+
+    Memory stays below about 8 bytes a member and twice ``members``.
+    """
+    sets = RRSets(g, rng, model=model, max_rr=2 * members + 1000 * g.n)
+    while len(sets) < R and sets.data.size < members:
+        sets.extend(min(R - len(sets), max(len(sets), 500)))
+    return sets
+
+
 # --- maximum cover -----------------------------------------------------------------------------------------------
 
 
@@ -723,12 +736,18 @@ def make_oracle(
     def judged(g: ICGraph, k: int, result: SeedResult, rng: np.random.Generator) -> Choice:
         if not validate:
             return Choice(result.nodes, result.spread)
-        sets = rr_sets(g, R or default_rr_count(g, k), rng, model=model)
+        sets = rr_sets_within(g, R or default_rr_count(g, k), rng, model=model)
         return Choice(result.nodes, g.n * sets.coverage(result.nodes) / len(sets))
+
+    def ris(g: ICGraph, k: int, rng: np.random.Generator) -> Choice:
+        started = time.perf_counter()
+        sets = rr_sets_within(g, R or default_rr_count(g, k), rng, model=model)
+        chosen, covered = greedy_cover(sets, k)
+        return judged(g, k, _result(g, chosen, started, g.n * covered / len(sets)), rng)
 
     match name:
         case "ris":
-            return lambda g, k, rng: judged(g, k, ris_greedy(g, k, R, rng, model=model), rng)
+            return ris
         case "imm":
             return lambda g, k, rng: judged(g, k, imm(g, k, eps, rng=rng, model=model), rng)
         case "celf" if model == "ic":
