@@ -216,7 +216,7 @@ def rr_sets(
 
 
 def rr_sets_within(
-    g: ICGraph, R: int, rng: np.random.Generator, members: int = 20_000_000, model: Model = "ic"
+    g: ICGraph, R: int, rng: np.random.Generator, members: int = 5_000_000, model: Model = "ic"
 ) -> RRSets:
     """R sets, or fewer once they hold ``members`` nodes: where sets are that large, few of them say enough.
 
