@@ -20,7 +20,6 @@ from oim.oracles import opim_c, rr_sets
 from papershelf import Streams, require
 from papershelf.bench import as_values, compare, markdown_table, write_results
 
-
 # Learning on more arcs than this takes minutes a call.
 LEARNERS_UP_TO = 200_000
 LEARNING = ("trials of 50 cascades", "maximum likelihood, 50 cascades", "ensemble update, M=8")
