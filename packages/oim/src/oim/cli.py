@@ -285,17 +285,12 @@ def _report(out: Path, names: list[str], values: list[dict[str, Any]], reps: int
     if as_json:
         _print_json({"folder": str(out), "policies": rows})
         return
-    print(shelf_note())
+    print(PAPER.note)
     print(f"{'policy':10} {'regret [95 % interval]':32} {'tail slope':>10} {'adopters/round':>15} {'s/run':>7}")
     for row in rows:
         shown = f"{row['regret']:.0f} [{row['low']:.0f}, {row['high']:.0f}]"
         print(f"{row['policy']:10} {shown:32} {row['tail_slope']:>10.2f} {row['reward']:>15.2f} {row['seconds']:>7.1f}")
     print(f"curves, table and pictures in {out} ({picture})")
-
-
-def shelf_note() -> str:
-    """What stands beside every result."""
-    return PAPER.note
 
 
 @app.command()

@@ -321,7 +321,7 @@ class NodeTrials:
         X, n, _ = self.groups(v)
         theta = fit_node(self, v, np.full(X.shape[1], 0.1), "mle", self.lam, self.p_max)
         tries = X.T @ n
-        weight = n * fisher_weight(X @ np.maximum(theta, 1 / (tries + 2)))
+        weight = n * fisher_weight(X @ cautious_theta(theta, tries))
         information = _weighted_gram(X.astype(float), weight) + self.lam * np.eye(X.shape[1])
         keep = self._node[: self._groups] != v
         arrays = self._flat()
@@ -350,7 +350,7 @@ class NodeTrials:
                 x = np.zeros(theta.size)
                 x[members[offsets[t] : offsets[t + 1]]] = 1.0
                 tried = tried + tries[t] * x
-                z = float(x @ np.maximum(theta, 1 / (tried + 2)))
+                z = float(x @ cautious_theta(theta, tried))
                 gradient = x * ((tries[t] - hits[t]) - hits[t] / math.expm1(z))
                 information = information + np.outer(x, x) * (tries[t] * fisher_weight(np.array(z)))
                 step = np.linalg.solve(information, gradient)
@@ -458,6 +458,15 @@ def hessian(theta: np.ndarray, X: np.ndarray, n: np.ndarray, k: np.ndarray, lam:
 def fisher_weight(z: np.ndarray) -> np.ndarray:
     """Expected information of one trial along x, 1 / (e^z - 1), with z floored at 0.01."""
     return 1 / np.expm1(np.maximum(z, FISHER_FLOOR))
+
+
+def cautious_theta(theta: np.ndarray, tries: np.ndarray) -> np.ndarray:
+    """Where the Fisher information is evaluated: at least 1 / (tries + 2), by the rule of succession.
+
+    An arc that failed in all of its few trials is not known to be near 0. At the bare estimate its information would
+    be that of hundreds of trials, and bad luck would never be corrected.
+    """
+    return np.maximum(theta, 1 / (tries + 2))
 
 
 def log_likelihood(trials: NodeTrials, p: np.ndarray) -> float:
@@ -861,10 +870,8 @@ def _information(
     if n.size == 0:
         weight = n
     elif confidence == "fisher":
-        # Rule of succession: an arc that failed in all of its few trials is not known to be near 0. At the bare
-        # estimate its information would be that of hundreds of trials, and bad luck would never be corrected.
         tries = np.bincount(members, weights=np.repeat(n, sizes), minlength=theta.size)
-        theta = np.maximum(theta, 1 / (tries + 2))
+        theta = cautious_theta(theta, tries)
         weight = n * fisher_weight(np.add.reduceat(theta[members], ptr[:-1]))
     else:
         weight = n

@@ -220,7 +220,7 @@ def rr_sets_within(
 ) -> RRSets:
     """R sets, or fewer once they hold ``members`` nodes: where sets are that large, few of them say enough.
 
-    Memory stays below about 8 bytes a member and twice ``members``.
+    The collection doubles from 500 sets, so it can overshoot ``members`` by as much again, or by 500 large sets.
     """
     sets = RRSets(g, rng, model=model, max_rr=2 * members + 1000 * g.n)
     while len(sets) < R and sets.data.size < members:
