@@ -22,6 +22,8 @@ Estimator = Literal["mle", "pseudo", "em"]
 Confidence = Literal["fisher", "theory"]
 Covariance = Literal["auto", "full", "diagonal"]
 
+METHODS = {"mle": 0, "pseudo": 1, "em": 2}
+PSEUDO, EM = METHODS["pseudo"], METHODS["em"]
 FLOOR = 1e-12  # of x.theta in the likelihood's derivatives
 FISHER_FLOOR = 0.01  # of x.theta in the Fisher information
 
@@ -118,6 +120,17 @@ def _hash_group(v, members, low, high):
     for i in range(low, high):
         key = mix64(key ^ np.uint64(members[i] + 1)) + np.uint64(0x9E3779B97F4A7C15)
     return key
+
+
+@njit(cache=True)
+def _fill_table(table, g_node, g_ptr, g_members, n_groups):
+    """Enter all stored groups into an empty hash table."""
+    mask = np.uint64(table.size - 1)
+    for g in range(n_groups):
+        slot = _hash_group(g_node[g], g_members, g_ptr[g], g_ptr[g + 1]) & mask
+        while table[slot] >= 0:
+            slot = (slot + np.uint64(1)) & mask
+        table[slot] = g
 
 
 @njit(cache=True)
@@ -304,13 +317,7 @@ class NodeTrials:
 
     def _rehash(self, groups: int) -> None:
         self._table = np.full(1 << math.ceil(math.log2(4 * groups)), -1, np.int32)
-        mask = self._table.size - 1
-        for group in range(self._groups):
-            low, high = self._ptr[group], self._ptr[group + 1]
-            slot = int(_hash_group(self._node[group], self._members, low, high)) & mask
-            while self._table[slot] >= 0:
-                slot = (slot + 1) & mask
-            self._table[slot] = group
+        _fill_table(self._table, self._node, self._ptr, self._members, self._groups)
 
     def _switch_online(self, v: int) -> None:
         warnings.warn(
@@ -319,7 +326,9 @@ class NodeTrials:
             stacklevel=4,
         )
         X, n, _ = self.groups(v)
-        theta = fit_node(self, v, np.full(X.shape[1], 0.1), "mle", self.lam, self.p_max)
+        theta = np.full(self.g.m, 0.1)
+        _estimate(self, np.array([v]), theta, "mle", self.lam, self.p_max)
+        theta = theta[self.g.in_ptr[v] : self.g.in_ptr[v + 1]].copy()
         tries = X.T @ n
         weight = n * fisher_weight(X @ cautious_theta(theta, tries))
         information = _weighted_gram(X.astype(float), weight) + self.lam * np.eye(X.shape[1])
@@ -352,20 +361,22 @@ class NodeTrials:
                 tried = tried + tries[t] * x
                 z = float(x @ cautious_theta(theta, tried))
                 gradient = x * ((tries[t] - hits[t]) - hits[t] / math.expm1(z))
-                information = information + np.outer(x, x) * (tries[t] * fisher_weight(np.array(z)))
+                information = information + np.outer(x, x) * (tries[t] * fisher_weight(z))
                 step = np.linalg.solve(information, gradient)
                 self.online[int(v)] = (np.clip(theta - step, 0.0, cap), information, tried)
         return kept
 
     def groups(self, v: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The distinct parent sets of node v: indicator bool (G, in-degree), trials (G,), successes (G,)."""
-        ptr, members, n, k = self._csr(v)
+        ptr, members, n, k = _gather(v, *self._lists)
         X = np.zeros((n.size, int(self.g.in_degree[v])), bool)
         X[np.repeat(np.arange(n.size), np.diff(ptr)), members] = True
         return X, n, k
 
-    def _csr(self, v: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        return _gather(v, self._head, self._next, self._size, self._ptr, self._members, self._n, self._k)
+    @property
+    def _lists(self) -> tuple[np.ndarray, ...]:
+        """The groups as linked lists, one a node: what :func:`_gather` reads after the node."""
+        return self._head, self._next, self._size, self._ptr, self._members, self._n, self._k
 
     def clean(self) -> None:
         """Forget which nodes are dirty."""
@@ -455,12 +466,14 @@ def hessian(theta: np.ndarray, X: np.ndarray, n: np.ndarray, k: np.ndarray, lam:
     return _weighted_gram(X.astype(float), k / (4 * np.sinh(z / 2) ** 2)) + lam * np.eye(theta.size)
 
 
-def fisher_weight(z: np.ndarray) -> np.ndarray:
+@njit(cache=True)
+def fisher_weight(z):
     """Expected information of one trial along x, 1 / (e^z - 1), with z floored at 0.01."""
     return 1 / np.expm1(np.maximum(z, FISHER_FLOOR))
 
 
-def cautious_theta(theta: np.ndarray, tries: np.ndarray) -> np.ndarray:
+@njit(cache=True)
+def cautious_theta(theta, tries):
     """Where the Fisher information is evaluated: at least 1 / (tries + 2), by the rule of succession.
 
     An arc that failed in all of its few trials is not known to be near 0. At the bare estimate its information would
@@ -596,42 +609,64 @@ def _projected_newton(
     return theta
 
 
-def fit_node(
-    trials: NodeTrials, v: int, start: np.ndarray, estimator: Estimator, lam: float, p_max: float, sweeps: int = 60
-) -> np.ndarray:
-    """Estimate theta of one node's in-arcs; arcs without trials keep ``start``.
-
-    Args:
-        trials: the data.
-        v: node number.
-        start: warm start, shape (in-degree,).
-        estimator: see :func:`fit`.
-        lam: ridge of the negative log-likelihood.
-        p_max: cap of the probabilities.
-        sweeps: coordinate sweeps.
-    """
-    if v in trials.online:
-        return trials.online[v][0].copy()
-    ptr, members, n, k = trials._csr(v)
-    cap = -math.log1p(-p_max)
-    theta = np.clip(start, 0.0, cap).astype(float)
-    if n.size == 0:
-        return theta
-    seen = np.zeros(theta.size, bool)
-    seen[members] = True
-    untried = theta[~seen]
-    if estimator == "em":
-        p = np.where(seen, np.clip(-np.expm1(-theta), 1e-3, p_max), 0.0)
-        _em(ptr, members, n, k, p, p_max, 20_000, 1e-10)
-        theta = -np.log1p(-p)
+@njit(cache=True)
+def _fit_groups(ptr, members, n, k, theta, method, lam, p_max, sweeps):
+    """Estimate one node's theta in place; arcs in no group keep their value. Returns whether it converged."""
+    cap = -np.log1p(-p_max)
+    seen = np.zeros(theta.size, np.bool_)
+    for i in members:
+        seen[i] = True
+    work = np.zeros(theta.size)
+    for i in range(theta.size):
+        theta[i] = min(max(theta[i], 0.0), cap)
+        if seen[i]:
+            # A coordinate at exactly 0 whose groups have successes has infinite slope: start inside.
+            work[i] = min(max(-np.expm1(-theta[i]), 1e-3), p_max) if method == EM else max(theta[i], 1e-3)
+    converged = True
+    if method == EM:
+        _em(ptr, members, n, k, work, p_max, 20_000, 1e-10)
+        work = -np.log1p(-work)
     else:
-        # A coordinate at exactly 0 whose groups have successes has infinite slope: start inside.
-        theta = np.where(seen, np.maximum(theta, 1e-3), 0.0)
-        converged = _coordinate_newton(ptr, members, n, k, theta, lam, cap, estimator == "pseudo", sweeps, 1e-7)
-        if estimator == "mle" and not converged and n.size * theta.size <= 20_000_000:
-            theta[seen] = _projected_newton(theta[seen], trials.groups(v)[0][:, seen], n, k, lam, cap)
-    theta[~seen] = untried
-    return theta
+        converged = _coordinate_newton(ptr, members, n, k, work, lam, cap, method == PSEUDO, sweeps, 1e-7)
+    for i in range(theta.size):
+        if seen[i]:
+            theta[i] = work[i]
+    return converged
+
+
+@njit(cache=True, nogil=True)
+def _fit_nodes(
+    nodes, in_ptr, theta, method, lam, p_max, sweeps, head, following, size, g_ptr, g_members, g_n, g_k, converged
+):
+    """:func:`_fit_groups` of many nodes; theta is in in-arc order."""
+    for i in range(nodes.size):
+        v = nodes[i]
+        ptr, members, n, k = _gather(v, head, following, size, g_ptr, g_members, g_n, g_k)
+        if n.size > 0:
+            low, high = in_ptr[v], in_ptr[v + 1]
+            converged[i] = _fit_groups(ptr, members, n, k, theta[low:high], method, lam, p_max, sweeps)
+
+
+def _estimate(
+    trials: NodeTrials,
+    nodes: np.ndarray,
+    theta: np.ndarray,
+    estimator: Estimator,
+    lam: float,
+    p_max: float,
+    sweeps: int = 60,
+) -> None:
+    """Estimate theta (in-arc order, in place) of the in-arcs of some nodes, with ``theta`` as warm start."""
+    in_ptr, converged = trials.g.in_ptr, np.ones(nodes.size, bool)
+    _fit_nodes(nodes, in_ptr, theta, METHODS[estimator], lam, p_max, sweeps, *trials._lists, converged)
+    for v in nodes[~converged] if estimator == "mle" else ():
+        X, n, k = trials.groups(int(v))
+        if X.size <= 20_000_000:
+            part = theta[in_ptr[v] : in_ptr[v + 1]]
+            seen = X.any(0)
+            part[seen] = _projected_newton(part[seen], X[:, seen], n, k, lam, -math.log1p(-p_max))
+    for v in set(trials.online).intersection(nodes.tolist()):
+        theta[in_ptr[v] : in_ptr[v + 1]] = trials.online[v][0]
 
 
 # --- confidence ellipsoids ---------------------------------------------------------------------------------------
@@ -705,31 +740,45 @@ class EdgeFit:
         shape = (d,) if self.diagonal[v] else (d, d)
         return self.v_flat[low:high].reshape(shape), self.l_flat[low:high].reshape(shape)
 
+    def diagonal_entries(self) -> np.ndarray:
+        """Where the diagonal of every V stands in ``v_flat``, in in-arc order, (m,)."""
+        degree = self.g.in_degree
+        position = np.arange(self.g.m) - np.repeat(self.g.in_ptr[:-1], degree)
+        stride = np.where(self.diagonal, 1, degree + 1)
+        return np.repeat(self.offset[:-1], degree) + position * np.repeat(stride, degree)
+
     def node_theta(self, v: int) -> np.ndarray:
         """theta of a node's in-arcs, (in-degree,)."""
         return self.theta[self.g.in_edge[self.g.in_ptr[v] : self.g.in_ptr[v + 1]]]
 
 
 def _cholesky(V: np.ndarray) -> np.ndarray:
+    """Lower Cholesky factors of a stack of matrices; one that is not numerically definite has its spectrum lifted."""
     try:
         return np.linalg.cholesky(V)
     except np.linalg.LinAlgError:
-        values, vectors = np.linalg.eigh((V + V.T) / 2)
-        return np.linalg.cholesky((vectors * np.maximum(values, 1e-10 * max(values[-1], 1.0))) @ vectors.T)
+        values, vectors = np.linalg.eigh((V + V.swapaxes(-1, -2)) / 2)
+        lifted = np.maximum(values, 1e-10 * np.maximum(values[..., -1:], 1.0))
+        return np.linalg.cholesky((vectors * lifted[..., None, :]) @ vectors.swapaxes(-1, -2))
 
 
-def _radius(
-    confidence: Confidence, d: int, trials: int, theta: np.ndarray, delta: float, lam_v: float, cap: float, widest: int
-) -> float:
-    if d == 0:
-        return 0.0
+def _radii(
+    confidence: Confidence,
+    d: np.ndarray,
+    trials: np.ndarray,
+    widest: np.ndarray,
+    delta: float,
+    lam_v: float,
+    cap: float,
+) -> np.ndarray:
+    """Radius of each ellipsoid from in-degree, number of trials and largest parent set, each (nodes,)."""
     if confidence == "fisher":
         from scipy.stats import chi2
 
-        return math.sqrt(chi2.ppf(1 - delta, d))
-    kappa = math.exp(-cap * widest)
-    noise = 0.5 * math.sqrt(d * math.log1p(trials * d / lam_v) + 2 * math.log(1 / delta))
-    return noise / kappa + math.sqrt(lam_v) * cap
+        sizes, where = np.unique(d, return_inverse=True)
+        return np.sqrt(chi2.ppf(1 - delta, sizes))[where]
+    noise = 0.5 * np.sqrt(d * np.log1p(trials * d / lam_v) + 2 * math.log(1 / delta))
+    return noise * np.exp(cap * widest) + math.sqrt(lam_v) * cap
 
 
 def fit(
@@ -795,30 +844,41 @@ def fit(
         l_flat=previous.l_flat.copy(),
         logdet=previous.logdet.copy(),
     )
+    chosen = chosen[g.in_degree[chosen] > 0]
+    theta = result.theta[g.in_edge]
+    if refit:
+        _estimate(trials, chosen, theta, estimator, lam, p_max)
+    widest = _information(trials, chosen, theta, confidence, lam_v, result)
+    result.theta[g.in_edge] = theta
+    _factorise(result, chosen)
     cap = -math.log1p(-p_max)
-    for v in chosen:
-        v = int(v)
-        d = int(g.in_degree[v])
-        if d == 0:
-            continue
-        arcs = g.in_edge[g.in_ptr[v] : g.in_ptr[v + 1]]
-        if refit:
-            result.theta[arcs] = fit_node(trials, v, result.theta[arcs], estimator, lam, p_max)
-        theta = result.theta[arcs]
-        V, L = result.block(v)
-        widest = _information(trials, v, theta, confidence, lam_v, bool(result.diagonal[v]), V)
-        if result.diagonal[v]:
-            L[:] = np.sqrt(V)
-            variance = 1 / V
-            result.logdet[v] = np.log(V).sum()
-        else:
-            L[:] = _cholesky(V)
-            inverse = np.linalg.inv(L)
-            variance = np.square(inverse).sum(0)
-            result.logdet[v] = 2 * np.log(np.diagonal(L)).sum()
-        result.rho[v] = _radius(confidence, d, int(trials.n_trials[v]), theta, delta, lam_v, cap, widest)
-        result.se[arcs] = np.exp(-theta) * np.sqrt(variance)
+    result.rho[chosen] = _radii(
+        confidence, g.in_degree[chosen].astype(float), trials.n_trials[chosen], widest, delta, lam_v, cap
+    )
     return replace(result, p=-np.expm1(-result.theta))
+
+
+def _factorise(fit: EdgeFit, nodes: np.ndarray) -> None:
+    """Cholesky factors, log-determinants and standard errors from V, in place: one LAPACK batch an in-degree."""
+    g, degree = fit.g, fit.g.in_degree
+    for d in np.unique(degree[nodes]).astype(int):
+        same = nodes[degree[nodes] == d]
+        size = max(1, (1 << 22) // (d * d))
+        for part in (same[i : i + size] for i in range(0, same.size, size)):
+            for diagonal in (False, True):
+                batch = part[fit.diagonal[part] == diagonal]
+                arcs = g.in_edge[g.in_ptr[batch][:, None] + np.arange(d)]
+                at = fit.offset[batch][:, None] + np.arange(d if diagonal else d * d)
+                if diagonal:
+                    V = fit.v_flat[at]
+                    fit.l_flat[at], variance, logdet = np.sqrt(V), 1 / V, np.log(V).sum(1)
+                else:
+                    L = _cholesky(fit.v_flat[at].reshape(-1, d, d))
+                    fit.l_flat[at] = L.reshape(-1, d * d)
+                    variance = np.square(np.linalg.inv(L)).sum(1)
+                    logdet = 2 * np.log(np.diagonal(L, axis1=1, axis2=2)).sum(1)
+                fit.logdet[batch] = logdet
+                fit.se[arcs] = np.exp(-fit.theta[arcs]) * np.sqrt(variance)
 
 
 def _blank_fit(g: ICGraph, theta_0: float, lam_v: float, diagonal: np.ndarray) -> EdgeFit:
@@ -838,50 +898,59 @@ def _blank_fit(g: ICGraph, theta_0: float, lam_v: float, diagonal: np.ndarray) -
         offset=offset,
         logdet=d * math.log(lam_v),
     )
-    for v in range(g.n):
-        V, L = fit.block(v)
-        if diagonal[v]:
-            V[:], L[:] = lam_v, math.sqrt(lam_v)
-        else:
-            np.fill_diagonal(V, lam_v)
-            np.fill_diagonal(L, math.sqrt(lam_v))
+    at = fit.diagonal_entries()
+    fit.v_flat[at], fit.l_flat[at] = lam_v, math.sqrt(lam_v)
     return fit
 
 
-@njit(cache=True)
-def _add_information(ptr, members, weight, V):
-    """V += sum_g weight_g x_g x_g^T from sparse groups."""
-    for g in range(weight.size):
-        for a in range(ptr[g], ptr[g + 1]):
-            for b in range(ptr[g], ptr[g + 1]):
-                V[members[a], members[b]] += weight[g]
+@njit(cache=True, nogil=True)
+def _fill_information(
+    nodes, in_ptr, theta, fisher, lam_v, diagonal, offset, v_flat, head, following, size, g_ptr, g_members, g_n, g_k
+):
+    """V = sum_g w_g x_g x_g^T + lam_v I of every node, in place; returns the size of each largest parent set."""
+    widest = np.ones(nodes.size, np.int64)
+    for index in range(nodes.size):
+        v = nodes[index]
+        low, d = in_ptr[v], in_ptr[v + 1] - in_ptr[v]
+        ptr, members, n, _ = _gather(v, head, following, size, g_ptr, g_members, g_n, g_k)
+        tries = np.zeros(d)
+        for g in range(n.size):
+            for a in range(ptr[g], ptr[g + 1]):
+                tries[members[a]] += n[g]
+        V = v_flat[offset[v] : offset[v + 1]]
+        V[:] = 0.0
+        stride = 1 if diagonal[v] else d + 1
+        for i in range(d):
+            V[i * stride] = lam_v
+        for g in range(n.size):
+            weight, z = n[g], 0.0
+            if fisher:
+                for a in range(ptr[g], ptr[g + 1]):
+                    z += cautious_theta(theta[low + members[a]], tries[members[a]])
+                weight *= fisher_weight(z)
+            widest[index] = max(widest[index], ptr[g + 1] - ptr[g])
+            for a in range(ptr[g], ptr[g + 1]):
+                if diagonal[v]:
+                    V[members[a]] += weight
+                else:
+                    for b in range(ptr[g], ptr[g + 1]):
+                        V[members[a] * d + members[b]] += weight
+    return widest
 
 
 def _information(
-    trials: NodeTrials, v: int, theta: np.ndarray, confidence: Confidence, lam_v: float, diagonal: bool, V: np.ndarray
-) -> int:
-    """Fill V of one node; returns the size of its largest parent set."""
-    if v in trials.online:
+    trials: NodeTrials, nodes: np.ndarray, theta: np.ndarray, confidence: Confidence, lam_v: float, fit: EdgeFit
+) -> np.ndarray:
+    """Fill V of some nodes (theta in in-arc order); returns the size of each node's largest parent set."""
+    blocks = (fit.diagonal, fit.offset, fit.v_flat)
+    widest = _fill_information(nodes, trials.g.in_ptr, theta, confidence == "fisher", lam_v, *blocks, *trials._lists)
+    for index in np.flatnonzero(np.isin(nodes, list(trials.online))):
+        v = int(nodes[index])
         information = trials.online[v][1]
-        V[:] = np.diagonal(information) + lam_v if diagonal else information + lam_v * np.eye(theta.size)
-        return theta.size
-    ptr, members, n, _ = trials._csr(v)
-    sizes = np.diff(ptr)
-    if n.size == 0:
-        weight = n
-    elif confidence == "fisher":
-        tries = np.bincount(members, weights=np.repeat(n, sizes), minlength=theta.size)
-        theta = cautious_theta(theta, tries)
-        weight = n * fisher_weight(np.add.reduceat(theta[members], ptr[:-1]))
-    else:
-        weight = n
-    if diagonal:
-        V[:] = np.bincount(members, weights=np.repeat(weight, sizes), minlength=theta.size) + lam_v
-    else:
-        V[:] = 0.0
-        _add_information(ptr, members, weight, V)
-        V[np.diag_indices(theta.size)] += lam_v
-    return int(sizes.max(initial=1))
+        V, _ = fit.block(v)
+        V[:] = np.diagonal(information) + lam_v if fit.diagonal[v] else information + lam_v * np.eye(len(information))
+        widest[index] = len(information)
+    return widest
 
 
 # --- projection --------------------------------------------------------------------------------------------------

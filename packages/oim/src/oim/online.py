@@ -358,11 +358,7 @@ class NodeLearner(OnlinePolicy):
         theta_0 = max(float(fitted.theta[~untried].mean()), 1e-3) if not untried.all() else 0.1
         theta = np.where(untried, theta_0, fitted.theta)
         # Such an arc shares no trial with another one: only its diagonal entries change.
-        position = np.arange(g.m) - np.repeat(g.in_ptr[:-1], g.in_degree)
-        stride = np.where(fitted.diagonal, 1, g.in_degree + 1)
-        at = (np.repeat(fitted.offset[:-1], g.in_degree) + position * np.repeat(stride, g.in_degree))[
-            untried[g.in_edge]
-        ]
+        at = fitted.diagonal_entries()[untried[g.in_edge]]
         v_flat, l_flat = fitted.v_flat.copy(), fitted.l_flat.copy()
         v_flat[at], l_flat[at] = 1 / theta_0**2, 1 / theta_0
         se = np.where(untried, theta_0 * np.exp(-theta_0), fitted.se)
