@@ -809,6 +809,7 @@ def sd_path(
     eval_weight: np.ndarray | None = None,
     sigma2: float | np.ndarray | None = None,
     validation: tuple[Any, np.ndarray] | None = None,
+    moments: Moments | None = None,
 ) -> SDPath:
     """Risks of ridge and its best student for every penalty, from one decomposition.
 
@@ -824,6 +825,7 @@ def sd_path(
         eval_weight: for ``"loo"``: density ratio of a target law at the rows, (n,) (rows of positive sample weight).
         sigma2: for ``"cp"``: noise variance, a number or (q,); estimated when None.
         validation: for ``"holdout"``: X and y.
+        moments: estimated elsewhere, instead of those of ``criterion``.
 
     Raises:
         ValueError: for penalties that are not positive, or options that do not fit the criterion.
@@ -838,7 +840,8 @@ def sd_path(
     if (validation is not None) != (criterion == "holdout"):
         raise ValueError(f"validation rows go with criterion='holdout', got criterion {criterion!r}")
     check_bounds(xi_bounds)
-    moments, criterion = _moments(spectrum, alpha, criterion, eval_weight, sigma2, validation)
+    if moments is None:
+        moments, criterion = _moments(spectrum, alpha, criterion, eval_weight, sigma2, validation)
     R, gap, D, spread = moments.R, moments.gap, moments.D, moments.spread
     if xi_mode == "shared":
         shared_spread = spread[:, 0] if R.shape[1] == 1 else np.full(alpha.size, np.nan)
