@@ -1,11 +1,11 @@
 r"""Self-distilled ridge regression from one matrix decomposition: all penalties, all mixing weights, honest criteria.
 
-Ridge with total penalty alpha = n lambda gives beta; the pure-distilled student is the same ridge fitted to the teacher's
-fitted values; the student is :math:`\beta_{sd} = (1 - \xi) \hat\beta + \xi \beta_{pd}` with any real xi. Because
-:math:`\beta_{pd} - \hat\beta = \alpha\, d\hat\beta / d\alpha`, a squared risk of the student is
-:math:`R - 2 \xi (R - C) + \xi^2 D`, and its minimiser :math:`\xi^* = (R - C) / D` is closed (proposition 2.1 of Dang, Patil,
-Rinaldo, "Optimal Unconstrained Self-Distillation in Ridge Regression", ICML 2026, arXiv 2602.17565). What that paper does
-not state is marked "ours".
+Ridge with total penalty alpha = n lambda gives beta; the pure-distilled student is the same ridge fitted to the
+teacher's fitted values; the student is :math:`\beta_{sd} = (1 - \xi) \hat\beta + \xi \beta_{pd}` with any real xi.
+Because :math:`\beta_{pd} - \hat\beta = \alpha\, d\hat\beta / d\alpha`, a squared risk of the student is
+:math:`R - 2 \xi (R - C) + \xi^2 D`, and its minimiser :math:`\xi^* = (R - C) / D` is closed (proposition 2.1 of
+Dang, Patil, Rinaldo, "Optimal Unconstrained Self-Distillation in Ridge Regression", ICML 2026, arXiv 2602.17565).
+What that paper does not state is marked "ours".
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ class DualMap:
     def __call__(self, c: np.ndarray) -> np.ndarray:
         dual = self.U @ c
         coef = self.rows.T @ dual
-        return coef if self.root is None else coef - np.outer(self.x_mean, self.root @ dual)
+        if self.root is None or self.x_mean is None:
+            return coef
+        return coef - np.outer(self.x_mean, self.root @ dual)
 
 
 @dataclass(frozen=True)
@@ -155,8 +157,8 @@ def decompose(
         y: targets, (n,) or (n, q).
         sample_weight: row weights, (n,), >= 0.
         fit_intercept: centre rows and targets.
-        solver: ``"eigh"``, ``"svd"`` (dense only) or ``"auto"``: eigh, unless ``alpha_min`` is so small against s_max^2 that
-            squaring would lose it.
+        solver: ``"eigh"``, ``"svd"`` (dense only) or ``"auto"``: eigh, unless ``alpha_min`` is so small against
+            s_max^2 that squaring would lose it.
         sample_weight_type: ``"frequency"`` (w copies of a row) or ``"importance"``.
         alpha_min: smallest penalty that will be asked for.
 
@@ -177,7 +179,9 @@ def decompose(
         x_mean, y_mean = np.asarray(w @ X).ravel() / total, w @ targets / total
     root = np.sqrt(w)
     centred = root[:, None] * (targets - y_mean)
-    centred[:, np.abs(centred).max(0) <= 1e-13 * root.max() * np.abs(y_mean)] = 0.0  # a constant target is rounding only
+    centred[:, np.abs(centred).max(0) <= 1e-13 * root.max() * np.abs(y_mean)] = (
+        0.0  # a constant target is rounding only
+    )
     if is_sparse:
         s2, U, to_coef = _sparse_factors(X.astype(float), root, x_mean)
     else:
@@ -259,7 +263,9 @@ def _sparse_factors(X: Any, root: np.ndarray, x_mean: np.ndarray) -> Factors:
         scaled = V / np.sqrt(s2)
         return s2, np.asarray(Xw @ scaled) - np.outer(root, x_mean @ scaled), PrimalMap(V, np.sqrt(s2))
     shift = Xw @ x_mean
-    gram = (Xw @ Xw.T).toarray() - np.outer(shift, root) - np.outer(root, shift) + x_mean @ x_mean * np.outer(root, root)
+    gram = (
+        (Xw @ Xw.T).toarray() - np.outer(shift, root) - np.outer(root, shift) + x_mean @ x_mean * np.outer(root, root)
+    )
     s2, U = kept_eigenpairs(gram, p)
     return s2, U, DualMap(Xw, U, root, x_mean)
 
@@ -306,8 +312,9 @@ def loo_series(spectrum: Spectrum, alpha: float, rounds: int) -> list[np.ndarray
     r"""Exact leave-one-out residuals as a power series in the penalty (ours), entries (n, q) for orders 0..rounds.
 
     The residual without row i at penalty alpha + eps is e_i / (1 - h_i) there; its Taylor coefficients c_j give every
-    student, since :math:`v_j = (-\alpha)^j \hat\beta^{(j)}(\alpha) / j!` holds for the fit without row i too: the residual of
-    :math:`\hat\beta + \sum_j m_j v_j` is :math:`c_0 + \sum_j m_j (-\alpha)^j c_j`. Returned are c_0 and (-alpha)^j c_j.
+    student, since :math:`v_j = (-\alpha)^j \hat\beta^{(j)}(\alpha) / j!` holds for the fit without row i too: the
+    residual of :math:`\hat\beta + \sum_j m_j v_j` is :math:`c_0 + \sum_j m_j (-\alpha)^j c_j`. Returned are c_0 and
+    (-alpha)^j c_j.
     """
     root = np.sqrt(spectrum.weights)[:, None]
     a = alpha / (spectrum.s2 + alpha)
@@ -341,8 +348,9 @@ class LeverageError(ValueError):
 def residuals(spectrum: Spectrum, alpha: float, criterion: Criterion, rounds: int = 1) -> list[np.ndarray]:
     """Residuals whose weighted mean square is the criterion: teacher first, then one direction a round, (n, q) each.
 
-    The first direction is always r - r_pd, so a student has the residuals ``first - xi * direction``. For more rounds: with
-    ``"loo"`` the directions belong to v_j, the residual is ``first + sum_j c_j direction_j``; with ``"gcv"`` they are r_0 - r_k,
+    The first direction is always r - r_pd, so a student has the residuals ``first - xi * direction``. For more
+    rounds: with ``"loo"`` the directions belong to v_j, the residual is ``first + sum_j c_j direction_j``; with
+        ``"gcv"`` they are r_0 - r_k,
     and it is ``first - sum_k w_k direction_k`` with w_k the weight of M^k beta.
     """
     if criterion == "loo":
@@ -502,7 +510,9 @@ def holdout_moments(
     for low in range(0, alpha.size, block):
         some = alpha[low : low + block]
         a, s2 = spectrum.damping(some), spectrum.s2
-        inner = np.concatenate([_columns(1 / (s2 + some[:, None]), spectrum.Uty), _columns(a / (s2 + some[:, None]), spectrum.Uty)], 1)
+        inner = np.concatenate(
+            [_columns(1 / (s2 + some[:, None]), spectrum.Uty), _columns(a / (s2 + some[:, None]), spectrum.Uty)], 1
+        )
         coef = spectrum.to_coef(inner)
         outputs = np.asarray(X_val @ coef - spectrum.x_mean @ coef).reshape(m, 2, some.size, q)
         r = y_val[:, None] - spectrum.y_mean - outputs[:, 0]
@@ -514,11 +524,9 @@ def holdout_moments(
 # --- mixing weights ----------------------------------------------------------------------------------------------
 
 
-def optimal_xi(
-    gap: np.ndarray, D: np.ndarray, bounds: tuple[float, float] | None = None
-) -> np.ndarray:
+def optimal_xi(gap: np.ndarray, D: np.ndarray, bounds: tuple[float, float] | None = None) -> np.ndarray:
     r""":math:`\xi^* = (R - C) / D` (proposition 2.1), 0 where D = 0, clipped to ``bounds``."""
-    xi = np.divide(gap, D, out=np.zeros_like(gap), where=D > np.finfo(float).tiny)
+    xi = np.divide(gap, D, out=np.zeros_like(gap), where=np.finfo(float).tiny < D)
     return xi if bounds is None else np.clip(xi, *bounds)
 
 
@@ -545,7 +553,8 @@ class Rounds:
 
 
 def binomial_transform(coefficients: np.ndarray) -> np.ndarray:
-    """From coefficients of (I - M)^j beta, j = 0..K, to those of M^j beta, or back: it is its own inverse; (K + 1, q)."""
+    """From coefficients of (I - M)^j beta, j = 0..K, to those of M^j beta, or back: it is its own inverse; (K + 1,
+    q)."""
     size = coefficients.shape[0]
     transform = np.array([[math.comb(j, i) * (-1) ** i if i <= j else 0 for j in range(size)] for i in range(size)])
     return transform @ coefficients
@@ -622,7 +631,9 @@ def fit_rounds(
         mix = binomial_transform(weights)[1:]
     xi = np.stack([round_weights(weights[:, t]) for t in range(q)], axis=1)
     if np.isnan(xi).any():
-        warnings.warn("no sequence of round weights gives the best combination: xi is NaN, the mix is kept", stacklevel=3)
+        warnings.warn(
+            "no sequence of round weights gives the best combination: xi is NaN, the mix is kept", stacklevel=3
+        )
     return Rounds(mix, weights, xi, risk)
 
 
@@ -657,7 +668,8 @@ def _quadratic_minimum(A: np.ndarray, b: np.ndarray, linear: np.ndarray) -> np.n
 
 @dataclass(frozen=True)
 class Curvature:
-    r"""The test of proposition 2.3 at the penalty lambda* of least risk: a global gain if :math:`D < \lambda^2 R'' / 2`.
+    r"""The test of proposition 2.3 at the penalty lambda* of least risk: a global gain if :math:`D < \lambda^2 R'' /
+    2`.
 
     Attributes:
         alpha: that penalty.
@@ -691,7 +703,8 @@ class Chosen:
 class SDPath:
     """Estimated risks of ridge and its students along penalties.
 
-    With one target or ``xi_mode="shared"`` the arrays are (L,), sums over targets; with ``"per_target"`` they are (L, q).
+    With one target or ``xi_mode="shared"`` the arrays are (L,), sums over targets; with ``"per_target"`` they are
+    (L, q).
 
     Attributes:
         alpha: penalties as given, (L,).
@@ -728,10 +741,10 @@ class SDPath:
 
         Args:
             select: ``"teacher"``: the penalty of least teacher risk, then xi there; ``"joint"``: least student risk.
-            guard_se: keep a joint optimum only if the squared errors of single rows are smaller than those of the best plain
-                ridge by this many standard errors of the paired mean difference, else return that ridge with xi = 0 (ours;
-                where D is tiny the criterion picks a huge xi and overfits). 0 switches it off. Needs residuals of rows: with
-                ``"cp"`` and ``"holdout"`` it does not apply.
+            guard_se: keep a joint optimum only if the squared errors of single rows are smaller than those of the
+                best plain ridge by this many standard errors of the paired mean difference, else return that ridge
+                with xi = 0 (ours; where D is tiny the criterion picks a huge xi and overfits). 0 switches it off.
+                Needs residuals of rows: with ``"cp"`` and ``"holdout"`` it does not apply.
         """
         if select not in ("joint", "teacher"):
             raise ValueError(f"select must be joint or teacher, got {select!r}")
@@ -776,7 +789,7 @@ class SDPath:
         i = int(np.argmin(total(self.R)[order]))
         threshold = 0.5 * float(np.gradient(slope, log)[i] - slope[i])
         D = float(total(self.D)[order][i])
-        return Curvature(float(self.alpha[order][i]), D, threshold, D < threshold)
+        return Curvature(float(self.alpha[order][i]), D, threshold, threshold > D)
 
     def to_frame(self) -> Any:
         """A pandas frame with one row a penalty (and target)."""
@@ -787,7 +800,9 @@ class SDPath:
             return pd.DataFrame({n: getattr(self, n) for n in ("alpha", "lam", "df", "df_pd", *names)})
         L, q = self.R.shape
         base = {n: np.repeat(getattr(self, n), q) for n in ("alpha", "lam", "df", "df_pd")}
-        return pd.DataFrame({**base, "target": np.tile(np.arange(q), L), **{n: getattr(self, n).ravel() for n in names}})
+        return pd.DataFrame(
+            {**base, "target": np.tile(np.arange(q), L), **{n: getattr(self, n).ravel() for n in names}}
+        )
 
 
 def check_bounds(bounds: tuple[float, float] | None) -> None:
@@ -816,9 +831,9 @@ def sd_path(
     Args:
         spectrum: see :func:`decompose`.
         alphas: penalties, (L,), on scikit-learn's scale (alpha = lambda W), in any order.
-        criterion: ``"loo"``: exact leave-one-out of both stages; ``"gcv"``: the paper's one-shot estimator; ``"cp"``: fixed
-            rows; ``"holdout"``: the rows of ``validation``. Leave-one-out falls back to ``"gcv"`` with a warning where some
-            row's leverage is 1.
+        criterion: ``"loo"``: exact leave-one-out of both stages; ``"gcv"``: the paper's one-shot estimator;
+            ``"cp"``: fixed rows; ``"holdout"``: the rows of ``validation``. Leave-one-out falls back to ``"gcv"``
+            with a warning where some row's leverage is 1.
         xi_mode: ``"shared"`` (sums over targets) or ``"per_target"``.
         xi_bounds: bounds of xi, applied inside the criterion.
         xi: fixed mixing weight instead of the best one.
@@ -893,8 +908,13 @@ def _moments(
     return gcv_moments(spectrum, alpha), "gcv"
 
 
-def xi_standard_error(spectrum: Spectrum, alpha: float, criterion: Criterion, xi: np.ndarray, shared: bool) -> np.ndarray:
-    """Heuristic standard error of xi at one penalty (ours): sd of psi over sqrt(n) D, psi = r d - xi d^2, (q,)."""
+def xi_standard_error(
+    spectrum: Spectrum, alpha: float, criterion: Criterion, xi: np.ndarray, shared: bool
+) -> np.ndarray:
+    """Heuristic standard error of xi at one penalty (ours): sd of psi over sqrt(n) D, psi = r d - xi d^2, (q,).
+
+    It takes residuals for independent; in simulations it was up to three times too wide.
+    """
     first, direction = residuals(spectrum, alpha, criterion)
     influence, square = first * direction - xi * np.square(direction), np.square(direction)
     if shared:

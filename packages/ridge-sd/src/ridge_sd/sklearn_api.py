@@ -1,7 +1,7 @@
 """Estimators in scikit-learn's manner: thin skins over :mod:`ridge_sd.core`.
 
-``alpha`` is scikit-learn's penalty, ``||y - X b||^2 + alpha ||b||^2``: n (or the sum of weights) times the lambda of the
-paper and of :mod:`ridge_sd.theory`.
+``alpha`` is scikit-learn's penalty, ``||y - X b||^2 + alpha ||b||^2``: n (or the sum of weights) times the lambda of
+the paper and of :mod:`ridge_sd.theory`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from numbers import Integral, Real
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy import sparse
@@ -61,7 +61,10 @@ _LINEAR: dict[str, Any] = {
     "solver": [StrOptions({"auto", "eigh", "svd", "cg"})],
     "copy_X": ["boolean"],
 }
-_ONE: dict[str, Any] = {"alpha": [Interval(Real, 0, None, closed="left")], "xi": [Interval(Real, None, None, closed="neither"), StrOptions({"auto"})]}
+_ONE: dict[str, Any] = {
+    "alpha": [Interval(Real, 0, None, closed="left")],
+    "xi": [Interval(Real, None, None, closed="neither"), StrOptions({"auto"})],
+}
 _GRID: dict[str, Any] = {
     "alphas": ["array-like", None],
     "select": [StrOptions({"joint", "teacher"})],
@@ -88,6 +91,17 @@ def _full_rank_for_zero(X: Any, fit_intercept: bool) -> bool:
 
 class _SelfDistilled(BaseEstimator):
     """What all estimators share: from a spectrum to the fitted mixture."""
+
+    n_rounds: Any
+    criterion: Any
+    xi_mode: Any
+    xi_bounds: Any
+    sample_weight_type: Any
+    sigma2: Any
+    random_state: Any
+    xi: Any
+    select: Any
+    guard_se: Any
 
     def _check_options(self) -> None:
         check_bounds(self.xi_bounds)
@@ -116,9 +130,17 @@ class _SelfDistilled(BaseEstimator):
             noise = None
             if path.criterion == "cp":
                 q = spectrum.target.shape[1]
-                noise = estimate_sigma2(spectrum, path.alpha) if self.sigma2 is None else np.broadcast_to(self.sigma2, (q,))
+                noise = (
+                    estimate_sigma2(spectrum, path.alpha) if self.sigma2 is None else np.broadcast_to(self.sigma2, (q,))
+                )
             rounds = fit_rounds(
-                spectrum, alpha, path.criterion, self.n_rounds, xi_mode=self.xi_mode, eval_weight=path.eval_weight, sigma2=noise
+                spectrum,
+                alpha,
+                path.criterion,
+                self.n_rounds,
+                xi_mode=self.xi_mode,
+                eval_weight=path.eval_weight,
+                sigma2=noise,
             )
             self.mix_weights_, self.xi_ = _of_targets(rounds.weights, shared), _of_targets(rounds.xi, shared)
             self.xi_se_, risk = math.nan, rounds.risk.sum() if shared else rounds.risk
@@ -150,6 +172,11 @@ def _without_zero_rows(X: Any, weights: np.ndarray | None, values: Any) -> Any:
 
 class _LinearSD(_SelfDistilled):
     """Fits a linear self-distilled model to (n, q) targets."""
+
+    fit_intercept: Any
+    solver: Any
+    coef_: Any
+    intercept_: Any
 
     def _fit_linear(
         self, X: Any, y: np.ndarray, weights: np.ndarray | None, alphas: np.ndarray | None, extra: dict[str, Any]
@@ -222,20 +249,35 @@ class _LinearSD(_SelfDistilled):
         self.xi_ = float(xi[index, 0]) if shared else xi[index]
         self.xi_se_, self.mix_weights_ = math.nan, _of_targets(np.stack([1 - xi[index], xi[index]]), shared)
         pick = (lambda x: float(x[index, 0])) if shared else (lambda x: x[index])
-        self.risk_ = {"R": pick(R), "R_pd": pick(R - 2 * gap + D), "C": pick(R - gap), "D": pick(D), "R_sd": pick(risks)}
+        self.risk_ = {
+            "R": pick(R),
+            "R_pd": pick(R - 2 * gap + D),
+            "C": pick(R - gap),
+            "D": pick(D),
+            "R_sd": pick(risks),
+        }
         self.dof_ = best.df
         if hasattr(self, "select"):
-            self.alpha_, self.best_score_, self.path_, self.guard_triggered_ = float(grid[index]), -self.risk_["R_sd"], None, False
+            self.alpha_, self.best_score_, self.path_, self.guard_triggered_ = (
+                float(grid[index]),
+                -self.risk_["R_sd"],
+                None,
+                False,
+            )
         self._set_linear(best.coef, best.coef + xi[index] * best.direction, best.x_mean, best.y_mean, many, dtype)
 
     def _set_linear(
         self, teacher: np.ndarray, student: np.ndarray, x_mean: np.ndarray, y_mean: np.ndarray, many: bool, dtype: Any
     ) -> None:
-        dtype = dtype if dtype in (np.float32, np.float64) else np.float64
+        dtype = np.dtype(dtype if dtype in (np.float32, np.float64) else np.float64)
         for name, coef in (("", student), ("teacher_", teacher)):
             offset = (y_mean - x_mean @ coef).astype(dtype) if self.fit_intercept else np.zeros(coef.shape[1], dtype)
             setattr(self, f"{name}coef_", (coef.T if many else coef[:, 0]).astype(dtype))
-            setattr(self, f"{name}intercept_", offset if many and self.fit_intercept else dtype.type(offset[0]) if not many else 0.0)
+            setattr(
+                self,
+                f"{name}intercept_",
+                offset if many and self.fit_intercept else dtype.type(offset[0]) if not many else 0.0,
+            )
 
     def _linear(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
@@ -243,9 +285,7 @@ class _LinearSD(_SelfDistilled):
         return safe_sparse_dot(X, self.coef_.T, dense_output=True) + self.intercept_
 
 
-def _split_options(
-    criterion: str, X: Any, eval_weight: Any, X_val: Any, y_val: Any
-) -> dict[str, Any]:
+def _split_options(criterion: str, X: Any, eval_weight: Any, X_val: Any, y_val: Any) -> dict[str, Any]:
     extra: dict[str, Any] = {}
     if eval_weight is not None:
         if criterion != "loo":
@@ -254,7 +294,10 @@ def _split_options(
     if (X_val is None) != (y_val is None) or (X_val is not None) != (criterion == "holdout"):
         raise ValueError(f"X_val and y_val go together and with criterion='holdout', got criterion={criterion!r}")
     if X_val is not None:
-        extra["validation"] = (X_val if sparse.issparse(X_val) else np.asarray(X_val, dtype=float), np.asarray(y_val, dtype=float))
+        extra["validation"] = (
+            X_val if sparse.issparse(X_val) else np.asarray(X_val, dtype=float),
+            np.asarray(y_val, dtype=float),
+        )
     return extra
 
 
@@ -270,6 +313,9 @@ def _checked_grid(alphas: Any) -> np.ndarray | None:
 class _GridChoice:
     """Choosing along the path, for the estimators with a grid."""
 
+    select: Any
+    guard_se: Any
+
     def _choose(self, path: SDPath, alphas: np.ndarray | None) -> tuple[int, np.ndarray]:
         chosen = path.best(self.select, self.guard_se)
         self.path_, self.alpha_, self.guard_triggered_ = path, float(path.alpha[chosen.index]), chosen.guarded
@@ -281,12 +327,12 @@ class _GridChoice:
 class RidgeSD(MultiOutputMixin, RegressorMixin, _LinearSD):
     r"""Ridge at one penalty, mixed with its own distilled student at the best weight.
 
-    Fits ridge, refits it to a mixture (1 - xi) y + xi y_hat of labels and its own predictions, and finds the real xi that
-    minimises an estimate of the risk, all from one decomposition.
+    Fits ridge, refits it to a mixture (1 - xi) y + xi y_hat of labels and its own predictions, and finds the real xi
+    that minimises an estimate of the risk, all from one decomposition.
 
     Args:
-        alpha: penalty on the scale of ``||y - X b||^2 + alpha ||b||^2`` (n times the paper's lambda). 0 only for a design
-            of full column rank.
+        alpha: penalty on the scale of ``||y - X b||^2 + alpha ||b||^2`` (n times the paper's lambda). 0 only for a
+            design of full column rank.
         xi: mixing weight, or ``"auto"``.
         n_rounds: rounds of distillation, 1 to 5.
         criterion: ``"loo"``, ``"gcv"``, ``"cp"`` or ``"holdout"``, see :func:`ridge_sd.core.sd_path`.
@@ -357,7 +403,7 @@ class RidgeSD(MultiOutputMixin, RegressorMixin, _LinearSD):
         self._validate_params()
         if not math.isfinite(self.alpha):
             raise ValueError(f"alpha must be finite, got {self.alpha}")
-        if self.xi != "auto" and not math.isfinite(self.xi):
+        if self.xi != "auto" and not math.isfinite(float(self.xi)):
             raise ValueError(f"xi must be finite or 'auto', got {self.xi}")
         X, y = _validated(self, X, y)
         extra = _split_options(self.criterion, X, eval_weight, X_val, y_val)
@@ -394,8 +440,8 @@ class RidgeSDCV(_GridChoice, RidgeSD):
     Args:
         alphas: penalties to try; default n times 100 values from 1e-3 to 50.
         select: ``"joint"``: least estimated risk of the student; ``"teacher"``: the best ridge first, then xi.
-        guard_se: fall back to the best plain ridge unless the student's gain exceeds this many standard errors; 0 is the
-            paper's behaviour.
+        guard_se: fall back to the best plain ridge unless the student's gain exceeds this many standard errors; 0 is
+            the paper's behaviour.
         xi_bounds: (-10, 10) by default; None is the paper's behaviour.
         n_rounds: as in :class:`RidgeSD`, at the chosen penalty.
         criterion: as in :class:`RidgeSD`.
@@ -459,8 +505,11 @@ class RidgeSDCV(_GridChoice, RidgeSD):
 # --- classifiers -------------------------------------------------------------------------------------------------
 
 
-class _ClassifierSD(ClassifierMixin):
+class _ClassifierSD(ClassifierMixin, _LinearSD):
     """Least squares on indicator targets, as RidgeClassifier does."""
+
+    class_weight: Any
+    targets: Any
 
     def _fit_classes(self, X: Any, y: Any, sample_weight: Any, alphas: np.ndarray | None) -> None:
         X, y = validate_data(
@@ -489,10 +538,13 @@ class _ClassifierSD(ClassifierMixin):
         return self.classes_[(scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(1)]
 
 
-_CLASSES: dict[str, Any] = {"class_weight": [dict, StrOptions({"balanced"}), None], "targets": [StrOptions({"signs", "one_hot"})]}
+_CLASSES: dict[str, Any] = {
+    "class_weight": [dict, StrOptions({"balanced"}), None],
+    "targets": [StrOptions({"signs", "one_hot"})],
+}
 
 
-class RidgeSDClassifier(_ClassifierSD, _LinearSD):
+class RidgeSDClassifier(_ClassifierSD):
     """Self-distilled ridge on class indicators.
 
     Args:
@@ -681,6 +733,8 @@ class KernelRidgeSD(MultiOutputMixin, RegressorMixin, _SelfDistilled):
         self.sigma2 = sigma2
         self.random_state = random_state
 
+    dual_coef_: Any
+
     def _kernel(self, X: Any, Y: Any = None) -> np.ndarray:
         if callable(self.kernel):
             return pairwise_kernels(X, Y, metric=self.kernel, **(self.kernel_params or {}))
@@ -700,7 +754,9 @@ class KernelRidgeSD(MultiOutputMixin, RegressorMixin, _SelfDistilled):
         Kw = root[:, None] * K * root
         values = np.linalg.eigvalsh(Kw)[[0, -1]] if self.kernel == "precomputed" else None
         if values is not None and values[0] < -1e-8 * max(values[1], 0.0):
-            warnings.warn(f"the kernel is not positive semidefinite: eigenvalue {values[0]:.3g} is clipped to 0", stacklevel=4)
+            warnings.warn(
+                f"the kernel is not positive semidefinite: eigenvalue {values[0]:.3g} is clipped to 0", stacklevel=4
+            )
         s2, U = kept_eigenpairs(Kw, n)
         n_eff, removed = _effective(w, self.sample_weight_type)
         target = root[:, None] * (Y - y_mean)
@@ -769,7 +825,8 @@ class KernelRidgeSD(MultiOutputMixin, RegressorMixin, _SelfDistilled):
 
 
 class KernelRidgeSDCV(_GridChoice, KernelRidgeSD):
-    """Kernel ridge with penalty and mixing weight chosen together; see :class:`RidgeSDCV` and :class:`KernelRidgeSD`."""
+    """Kernel ridge with penalty and mixing weight chosen together; see :class:`RidgeSDCV` and
+    :class:`KernelRidgeSD`."""
 
     _parameter_constraints: ClassVar[dict[str, Any]] = {
         **_GRID,
@@ -827,9 +884,9 @@ class LogisticSD(ClassifierMixin, BaseEstimator):
     r"""Self-distilled logistic regression for two classes (ours, experimental: no theorem behind it).
 
     A teacher is fitted to the labels, a student to the teacher's probabilities; the logits are mixed with the xi that
-    minimises the log-loss of approximate leave-one-out logits, a convex function of xi (Newton's method). The approximation
-    is one Newton step for each removed row, and the student's includes that the removed row also changes the teacher's
-    probabilities at all other rows.
+    minimises the log-loss of approximate leave-one-out logits, a convex function of xi (Newton's method). The
+    approximation is one Newton step for each removed row, and the student's includes that the removed row also
+    changes the teacher's probabilities at all other rows.
 
     Args:
         alpha: ridge penalty, ``sum log-loss + alpha/2 ||b||^2``; > 0.
@@ -915,7 +972,7 @@ class LogisticSD(ClassifierMixin, BaseEstimator):
         push = (p_t - labels) / np.maximum(1 - own_t * curve_t, 1e-10)
         cross = np.einsum("ji,jk,ki->i", solve_s, design.T @ ((w * curve_t)[:, None] * design), solve_t) * removed
         loo_t = logit_t + own_t * push
-        # Without row i the teacher's logits elsewhere move by x_j' H^-1 x_i push_i, and with them the student's targets.
+        # Without row i the teacher's logits elsewhere move by x_j' H^-1 x_i push_i, and so do the student's targets.
         loo_s = logit_s + (own_s * (p_s - p_t) + cross * push) / np.maximum(1 - own_s * curve_s, 1e-10)
         return loo_t, loo_s
 

@@ -69,8 +69,9 @@ def cg_fit(
 
     squares = X.multiply(X) if hasattr(X, "multiply") else np.square(X)
     diagonal = np.asarray(w @ squares).ravel() - total * np.square(x_mean) + alpha
-    A = LinearOperator((p, p), matvec=lambda b: backward(forward(np.ravel(b))) + alpha * np.ravel(b), dtype=float)
-    M = LinearOperator((p, p), matvec=lambda b: np.ravel(b) / diagonal, dtype=float)
+    operator: Any = LinearOperator  # its constructor is not described by scipy's type hints
+    A = operator((p, p), matvec=lambda b: backward(forward(np.ravel(b))) + alpha * np.ravel(b), dtype=float)
+    M = operator((p, p), matvec=lambda b: np.ravel(b) / diagonal, dtype=float)
 
     def solve(right: np.ndarray) -> np.ndarray:
         found, info = cg(A, right, rtol=TOLERANCE, atol=0.0, maxiter=20 * min(n, p) + 1000, M=M)

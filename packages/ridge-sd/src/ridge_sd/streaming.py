@@ -1,7 +1,8 @@
 """Self-distilled ridge from blocks of rows: second moments are all that generalised cross-validation needs.
 
-Memory is p^2 + p q numbers whatever the number of rows. Moments are centred and merged pairwise (Chan, Golub and LeVeque), so
-large means lose nothing; merging is associative, so blocks may be summed in any order, on several cores or machines.
+Memory is p^2 + p q numbers whatever the number of rows. Moments are centred and merged pairwise (Chan, Golub and
+LeVeque), so large means lose nothing; merging is associative, so blocks may be summed in any order, on several cores
+or machines.
 """
 
 from __future__ import annotations
@@ -12,13 +13,24 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+from zipfile import BadZipFile
 
 import numpy as np
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.utils._param_validation import StrOptions
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from ridge_sd.core import Moments, PrimalMap, SDPath, Spectrum, kept_eigenpairs, loo_moments, sd_path, student_coef, teacher_coef
+from ridge_sd.core import (
+    Moments,
+    PrimalMap,
+    SDPath,
+    Spectrum,
+    kept_eigenpairs,
+    loo_moments,
+    sd_path,
+    student_coef,
+    teacher_coef,
+)
 
 DEFAULT_LAMS = np.logspace(-3, np.log10(50), 100)
 
@@ -57,7 +69,9 @@ class RowMoments:
         x_mean, y_mean = weights @ X / total, weights @ Y / total
         Xc, Yc = X - x_mean, Y - y_mean
         Xw = weights[:, None] * Xc
-        return RowMoments(total, int((weights > 0).sum()), x_mean, y_mean, Xc.T @ Xw, Xw.T @ Yc, weights @ np.square(Yc))
+        return RowMoments(
+            total, int((weights > 0).sum()), x_mean, y_mean, Xc.T @ Xw, Xw.T @ Yc, weights @ np.square(Yc)
+        )
 
     def __add__(self, other: RowMoments) -> RowMoments:
         """Moments of both sets of rows: S = S_a + S_b + (w_a w_b / (w_a + w_b)) d d'."""
@@ -104,9 +118,7 @@ class RowMoments:
         )
 
 
-def second_pass(
-    spectrum: Spectrum, alphas: np.ndarray, blocks: Iterable[tuple[np.ndarray, np.ndarray]]
-) -> Moments:
+def second_pass(spectrum: Spectrum, alphas: np.ndarray, blocks: Iterable[tuple[np.ndarray, np.ndarray]]) -> Moments:
     """Exact leave-one-out moments from another pass over unweighted rows, block by block, (L, q) each."""
     assert isinstance(spectrum.to_coef, PrimalMap)
     scaled = spectrum.to_coef.V / spectrum.to_coef.s
@@ -158,6 +170,11 @@ class StreamingRidgeSD(MultiOutputMixin, RegressorMixin, BaseEstimator):
         n_samples_seen_: rows so far.
     """
 
+    coef_: Any
+    intercept_: Any
+    xi_mode: Any
+    select: Any
+
     _parameter_constraints: ClassVar[dict[str, Any]] = {
         "alphas": ["array-like", None],
         "select": [StrOptions({"joint", "teacher"})],
@@ -201,7 +218,9 @@ class StreamingRidgeSD(MultiOutputMixin, RegressorMixin, BaseEstimator):
                 raise ValueError("all sample weights of the block are zero, expected a positive one")
         many = y.ndim == 2
         if not first and many != self._many:
-            raise ValueError(f"the block's y has shape {y.shape}, earlier ones had {'2' if self._many else '1'} dimensions")
+            raise ValueError(
+                f"the block's y has shape {y.shape}, earlier ones had {'2' if self._many else '1'} dimensions"
+            )
         block = RowMoments.of(X, y.reshape(len(y), -1), weights)
         self.moments_ = block if first else self.moments_ + block
         self._many, self._dtype, self._stale = many, X.dtype, True
@@ -258,7 +277,8 @@ class StreamingRidgeSD(MultiOutputMixin, RegressorMixin, BaseEstimator):
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
-                np.savez(file, many=np.asarray(self._many), dtype=np.asarray(str(self._dtype)), **arrays)
+                write: Any = np.savez
+                write(file, **{**arrays, "many": np.asarray(self._many), "dtype": np.asarray(str(self._dtype))})
                 file.flush()
                 os.fsync(file.fileno())
             Path(name).replace(target)
@@ -277,7 +297,7 @@ class StreamingRidgeSD(MultiOutputMixin, RegressorMixin, BaseEstimator):
             with np.load(path, allow_pickle=False) as file:
                 fields = {name: file[name] for name in RowMoments.__dataclass_fields__}
                 many, dtype = bool(file["many"]), np.dtype(str(file["dtype"]))
-        except (KeyError, OSError, EOFError) as error:
+        except (KeyError, ValueError, OSError, EOFError, BadZipFile) as error:
             raise ValueError(f"{path} holds no moments of StreamingRidgeSD: {error}") from None
         fields["total"], fields["rows"] = float(fields["total"]), int(fields["rows"])
         self.moments_ = RowMoments(**fields)
@@ -295,7 +315,9 @@ class StreamingRidgeSD(MultiOutputMixin, RegressorMixin, BaseEstimator):
             return RowMoments.of(X, y.reshape(len(y), -1)), y.ndim == 2, X.dtype
 
         total: RowMoments | None = None
-        lazily = Parallel(n_jobs=n_jobs, prefer="threads", return_as="generator")(delayed(moments)(X, y) for X, y in blocks)
+        lazily = Parallel(n_jobs=n_jobs, prefer="threads", return_as="generator")(
+            delayed(moments)(X, y) for X, y in blocks
+        )
         for part, many, dtype in lazily:
             total = part if total is None else total + part
             self._many, self._dtype = many, dtype
@@ -318,10 +340,11 @@ class StreamingRidgeSD(MultiOutputMixin, RegressorMixin, BaseEstimator):
         parts = [of(a, b) for a, b in zip(X.to_delayed().ravel(), y.to_delayed().ravel(), strict=True)]
         add = dask.delayed(lambda a, b: a + b)
         while len(parts) > 1:
-            parts = [add(*pair) if len(pair) == 2 else pair[0] for pair in (parts[i : i + 2] for i in range(0, len(parts), 2))]
+            parts = [
+                add(*pair) if len(pair) == 2 else pair[0]
+                for pair in (parts[i : i + 2] for i in range(0, len(parts), 2))
+            ]
         (self.moments_,) = dask.compute(parts[0])
         self._many, self._dtype = many, X.dtype
         self.n_samples_seen_, self.n_features_in_ = self.moments_.rows, self.moments_.x_mean.size
         return self.finalize()
-
-

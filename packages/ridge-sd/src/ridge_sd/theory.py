@@ -1,8 +1,8 @@
 r"""Exact and asymptotic risks of ridge and its distilled students.
 
-Here ``lam`` is the paper's mean penalty, :math:`\hat\beta = (X'X/n + \lambda I)^{-1} X'y/n`; scikit-learn's is n times that.
-No intercept; risks include the noise of the test label. Equations of Dang, Patil, Rinaldo (ICML 2026, arXiv 2602.17565);
-"ours" marks what is derived here.
+Here ``lam`` is the paper's mean penalty, :math:`\hat\beta = (X'X/n + \lambda I)^{-1} X'y/n`; scikit-learn's is n
+times that. No intercept; risks include the noise of the test label. Equations of Dang, Patil, Rinaldo (ICML 2026,
+arXiv 2602.17565); "ours" marks what is derived here.
 """
 
 from __future__ import annotations
@@ -116,9 +116,9 @@ def _from_partials(lam: float, b: float, F: float, F2: float, F12: float) -> Ris
 def sd_equivalents(lam: float, s: np.ndarray, beta2: np.ndarray, n: float, sigma2: float) -> Risks:
     r"""Deterministic equivalents (theorem 3.1) in a compact form (ours).
 
-    The limit of :math:`E_0[(y_0 - x_0'\hat\beta_\lambda)(y_0 - x_0'\hat\beta_\mu)]` is :math:`F(k, l) = (k l\, q(k, l) +
-    \sigma^2) / (1 - t(k, l))`; R = F, and C and R_pd follow from its partial derivatives, as the student is one step along
-    :math:`d/d\ln\lambda` with :math:`d\kappa/d\lambda = 1 / (1 - t)`.
+    The limit of :math:`E_0[(y_0 - x_0'\hat\beta_\lambda)(y_0 - x_0'\hat\beta_\mu)]` is :math:`F(k, l) = (k l\, q(k,
+    l) + \sigma^2) / (1 - t(k, l))`; R = F, and C and R_pd follow from its partial derivatives, as the student is one
+    step along :math:`d/d\ln\lambda` with :math:`d\kappa/d\lambda = 1 / (1 - t)`.
 
     Args:
         lam: penalty, > 0.
@@ -281,7 +281,7 @@ class Oracle:
     @property
     def gains(self) -> bool:
         """Sufficient condition of proposition 2.3 where the slope is 0: D < lambda^2 R'' / 2 (in ``half``)."""
-        return self.risks.D < self.half
+        return self.half > self.risks.D
 
     half: float = math.nan
 
@@ -398,7 +398,8 @@ def optimal_ridge(s: np.ndarray, beta2: np.ndarray, n: float, sigma2: float, lam
 
 
 def generalised_ridge_risk(s: np.ndarray, beta2: np.ndarray, n: float, sigma2: float) -> float:
-    r"""Asymptotic risk of the best generalised ridge, penalty :math:`\sigma^2/n \cdot \Sigma_\beta^{-1}` with prior variances
+    r"""Asymptotic risk of the best generalised ridge, penalty :math:`\sigma^2/n \cdot \Sigma_\beta^{-1}` with prior
+    variances
     beta2: ridge in the coordinates :math:`\Sigma_\beta^{1/2} x`, whose signal is isotropic."""
     transformed = s * beta2
     lam = sigma2 / n

@@ -1,7 +1,8 @@
 """Self-distilled ridge on torch tensors: linear probes on features that live on an accelerator.
 
-Rows are read in blocks; moments are float64 (float32 features are converted block by block, so TF32 plays no part) and the
-eigenvectors are found on the device in float64. The risks are those of :mod:`ridge_sd.core` (generalised cross-validation).
+Rows are read in blocks; moments are float64 (float32 features are converted block by block, so TF32 plays no part)
+and the eigenvectors are found on the device in float64. The risks are those of :mod:`ridge_sd.core` (generalised
+cross-validation).
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ def spectrum(
     """
     Y = Y[:, None] if Y.ndim == 1 else Y
     if X.ndim != 2 or Y.ndim != 2 or len(X) != len(Y) or len(X) < 2:
-        raise ValueError(f"expected X (n, p) and Y (n,) or (n, q) with n >= 2, got {tuple(X.shape)} and {tuple(Y.shape)}")
+        raise ValueError(
+            f"expected X (n, p) and Y (n,) or (n, q) with n >= 2, got {tuple(X.shape)} and {tuple(Y.shape)}"
+        )
     where = X.device if device is None else torch.device(device)
     x_mean, y_mean, Sxx, Sxy, Syy = _moments(X, Y, where, block, fit_intercept)
     if not bool(torch.isfinite(Sxx).all() & torch.isfinite(Sxy).all()):
@@ -114,7 +117,9 @@ class LinearProbeSD(nn.Module):
         xi: chosen mixing weights, (q,).
     """
 
-    def __init__(self, alphas: Any = None, *, select: Any = "joint", xi_mode: Any = "shared", block: int = BLOCK) -> None:
+    def __init__(
+        self, alphas: Any = None, *, select: Any = "joint", xi_mode: Any = "shared", block: int = BLOCK
+    ) -> None:
         super().__init__()
         self.alphas, self.select, self.xi_mode, self.block = alphas, select, xi_mode, block
         self.linear: nn.Linear | None = None
