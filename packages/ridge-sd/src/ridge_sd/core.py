@@ -28,7 +28,7 @@ SQUARED_CONDITION_GUARD = 1e-10  # below this alpha / s_max^2, squaring the desi
 LEVERAGE_GUARD = 1e-10
 MAX_ROUNDS = 5
 ROUND_RCOND = 1e-8
-CHUNK = 1 << 22  # numbers of a temporary array
+CHUNK = 1 << 20  # numbers of a temporary array
 
 
 # --- one decomposition -------------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ def kept_eigenpairs(gram: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray
     """Eigenvalues above the rounding level of a Gram matrix of a design with max(n, p) = ``size``, largest first."""
     from scipy.linalg import eigh
 
-    values, vectors = eigh(gram, check_finite=False)
+    values, vectors = eigh(gram, driver="evd", check_finite=False)
     order = np.flatnonzero(values > max(values[-1], 0.0) * size * np.finfo(float).eps)[::-1]
     return values[order], vectors[:, order]
 
@@ -433,15 +433,19 @@ def estimate_sigma2(spectrum: Spectrum, alpha: np.ndarray) -> np.ndarray:
 def _moments_of_pairs(
     r: np.ndarray, d: np.ndarray, weights: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """R, R - C, D and the standard error of xi from residuals r and differences d = r - r_pd, (..., n, q)."""
+    """R, R - C, D and the standard error of xi from residuals r and differences d = r - r_pd, (n, L, q); each (L, q)."""
     total = weights.sum()
-    w = weights[:, None]
-    R, gap, D = ((w * x).sum(-2) / total for x in (r * r, r * d, d * d))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        xi = np.where(D > 0, gap / D, 0.0)
-        influence = r * d - xi[..., None, :] * d * d
-        spread = np.sqrt((w * np.square(influence)).sum(-2) / total) / (math.sqrt(total) * D)
-    return R, gap, D, np.where(D > 0, spread, 0.0)
+    root = np.sqrt(weights / total)[:, None, None]
+    raw, r, d = d, root * r, root * d
+
+    def mean(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return np.einsum("nlq,nlq->lq", x, y)
+
+    R, gap, D = mean(r, r), mean(r, d), mean(d, d)
+    xi = np.divide(gap, D, out=np.zeros_like(gap), where=D > 0)
+    influence = (r - xi * d) * raw
+    spread = np.sqrt(mean(influence, influence) / total)
+    return R, gap, D, np.divide(spread, D, out=np.zeros_like(D), where=D > 0)
 
 
 def loo_moments(spectrum: Spectrum, alpha: np.ndarray, eval_weight: np.ndarray | None = None) -> Moments:
@@ -477,10 +481,10 @@ def loo_moments(spectrum: Spectrum, alpha: np.ndarray, eval_weight: np.ndarray |
         size = a.shape[0]
         fitted = (U @ _columns(h, spectrum.Uty)).reshape(n, size, q)
         moved = (U @ _columns(a * h, spectrum.Uty)).reshape(n, size, q)
-        loo = (spectrum.target[:, None, :] - fitted) / root[:, None, None] / keep[..., None]
-        # alpha d loo / d alpha, that is -(loo - loo_pd)
-        derivative = (moved / root[:, None, None] - slope[..., None] * loo) / keep[..., None]
-        parts.append(_moments_of_pairs(loo.transpose(1, 0, 2), -derivative.transpose(1, 0, 2), weights))
+        loo = (spectrum.target[:, None, :] - fitted) / (root[:, None] * keep)[..., None]
+        # loo - loo_pd = -alpha d loo / d alpha
+        difference = (slope[..., None] * loo - moved / root[:, None, None]) / keep[..., None]
+        parts.append(_moments_of_pairs(loo, difference, weights))
     return Moments(*(np.concatenate(x) for x in zip(*parts, strict=True)))
 
 
@@ -517,7 +521,7 @@ def holdout_moments(
         outputs = np.asarray(X_val @ coef - spectrum.x_mean @ coef).reshape(m, 2, some.size, q)
         r = y_val[:, None] - spectrum.y_mean - outputs[:, 0]
         # beta_pd - beta = -v_1, so r - r_pd = x'(beta_pd - beta) = -x'v_1
-        parts.append(_moments_of_pairs(r.transpose(1, 0, 2), -outputs[:, 1].transpose(1, 0, 2), w))
+        parts.append(_moments_of_pairs(r, -outputs[:, 1], w))
     return Moments(*(np.concatenate(x) for x in zip(*parts, strict=True)))
 
 

@@ -55,9 +55,12 @@ def path(
             bottom.semilogx(
                 lam, test.oracle_xi[order], color="black", linewidth=1, linestyle=":", label="best on the test rows"
             )
-        lowest = min(float(np.min(R_sd)), float(np.min(R)))
-        highest = float(np.median(R)) if np.median(R) > 1.2 * lowest else float(np.max(R))
-        top.set_ylim(lowest - 0.12 * (highest - lowest), highest + 0.15 * (highest - lowest))
+        curves = [R, R_sd] if test is None else [R, R_sd, test.ridge, test.student]
+        lowest = min(float(np.min(c)) for c in curves)
+        highest = min(
+            max(float(np.max(c)) for c in curves), 1.1 * max(float(np.min(c)) for c in curves) + 0.35 * lowest
+        )
+        top.set_ylim(lowest - 0.08 * (highest - lowest), highest + 0.08 * (highest - lowest))
         top.fill_between(lam, R_sd, R, color=COLOURS[1], alpha=0.12)
         top.set_ylabel("squared error")
         top.legend(fontsize="small")
