@@ -190,7 +190,7 @@ def measure_aligned(run: Run) -> Outcome:
 
 
 def heatmap_column(cov: str, sig: str, gamma: float, size: int, p: int = 100) -> list[float]:
-    """Per cent of risk that the best student saves over the best ridge, at ``size`` signal-to-noise ratios, .1 to 10."""
+    """Per cent of risk that the best student saves over ridge, at ``size`` signal-to-noise ratios from .1 to 10."""
     lams = np.logspace(-3, 3, 60)
     Sigma = covariance(cov, p)  # ty: ignore[invalid-argument-type]
     values, vectors = np.linalg.eigh(Sigma)
