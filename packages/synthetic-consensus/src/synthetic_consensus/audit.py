@@ -57,6 +57,15 @@ class AuditReport:
         order = np.argsort(need, kind="stable")
         return self.low[order[: min(count, int((self.least > 0).sum()))]]
 
+    def examples(self, count: int) -> np.ndarray:
+        """Positions of low notes within reach, from those that need few ratings to those that need many."""
+        reach = self.most_fragile(self.low.size)
+        return reach[_spread(reach, count)] if reach.size else reach
+
+
+def _spread(values: np.ndarray, count: int) -> np.ndarray:
+    return np.unique(np.linspace(0, values.size - 1, min(count, values.size)).astype(int))
+
 
 def shares(least: np.ndarray, K: int) -> np.ndarray:
     """Share of notes that 1..K ratings suffice for, (K,)."""

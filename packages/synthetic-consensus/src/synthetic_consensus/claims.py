@@ -53,7 +53,7 @@ def measure_vulnerable(run: Run) -> Outcome:
     }
     at = {name: float(report.defences[0].shares[-1]) for name, report in found.items()}
     protected = float(found["harsh"].defences[3].shares[-1])
-    chosen = found["harsh"].most_fragile(4)
+    chosen = found["harsh"].examples(5)
     paths = fragility(model, chosen, Positions.named(model, "harsh"), 9, StatusRules.intercept_only())
     figures = [
         plots.note_map(
@@ -175,7 +175,7 @@ def measure_cost(run: Run) -> Outcome:
     ]
     k = float(np.mean([r.k for r in attacks]))
     return Outcome(
-        holds=ruled[0] >= free[0] - 1e-9 and ruled[2] >= free[2],
+        holds=ruled[0] > 1.01 * free[0] or ruled[2] > free[2],
         measured=f"{len(attacks)} notes that need {k:.1f} ratings on average (an account 10, a rating 0.1): "
         + "; ".join(words)
         + f"; over 100 notes {curves['with the agree-ratio rule'][1][-1]:.2f} a note",
@@ -268,7 +268,7 @@ PAPER = Paper(
             id="C5",
             statement="The agree-ratio rule makes it dearer",
             paper="not available; the cost model is ours",
-            criterion="mean cost with the rule at least that without, and no fewer positions out of reach",
+            criterion="mean cost with the rule at least 1 % above that without, or more positions out of reach",
             measure=measure_cost,
             options={"data": str},
         ),

@@ -265,7 +265,7 @@ def audit(
             f"{model.ratings_.note_ids[n]},{model.note_intercept_[n]:.6f},{model.note_factor_[n, 0]:.6f},{need}"
         )
     atomic_write(out / "notes.csv", "\n".join(lines) + "\n")
-    paths = fragility(model, report.most_fragile(4), where, k, StatusRules.intercept_only())
+    paths = fragility(model, report.examples(5), where, k, StatusRules.intercept_only())
     plots.note_map(out / "notes", report.decisions, StatusRules.default(), paths, "Notes, and the cheapest attacks")
     curves = {d.name: d.shares for d in report.defences} | {"one-sided brigade": report.brigade}
     plots.success(out / "success", curves, f"Low notes carried over the line ({positions})", "share of low notes, %")

@@ -41,8 +41,8 @@ class EmptyDataError(ValueError):
 class DegenerateFactorWarning(UserWarning):
     """The data carry no polarity: all raters have a factor of the same sign.
 
-    Where all ratings are equal the factor is not 0: at the deployed strengths it is cheaper than the penalised mean, so it
-    takes over a part of the level.
+    Where all ratings are equal the factor is not 0: it is penalised less than the mean and takes over a part of
+    the level.
     """
 
 
@@ -289,12 +289,17 @@ def loss(at: Parameters, ratings: Ratings, penalty: Penalty, weights: np.ndarray
     squares = np.square(ratings.value - predict(at, ratings.rater, ratings.note))
     data = float(squares.sum() if weights is None else weights @ squares)
     raters, notes = penalty.counts(ratings)
+    return (data + _ridge(at, penalty, raters, notes)) / ratings.size + penalty.mean * at.mu**2
+
+
+def _ridge(at: Parameters, penalty: Penalty, raters: np.ndarray, notes: np.ndarray) -> float:
+    """N times the penalty without that of the mean, from the pseudo-counts."""
     lam_i, lam_f = penalty.rater
     ridge = lam_i * (raters @ np.square(at.rater_intercept)) + lam_f * (raters @ np.square(at.rater_factor).sum(1))
     ridge += penalty.intercept * (notes @ np.square(at.note_intercept))
     ridge += penalty.factor * (notes @ np.square(at.note_factor).sum(1))
     ridge += penalty.diamond * (notes @ np.abs(at.note_intercept * at.note_factor[:, 0]))
-    return (data + float(ridge)) / ratings.size + penalty.mean * at.mu**2
+    return float(ridge)
 
 
 def gradient(at: Parameters, ratings: Ratings, penalty: Penalty, weights: np.ndarray | None = None) -> Parameters:
@@ -329,12 +334,13 @@ def gradient(at: Parameters, ratings: Ratings, penalty: Penalty, weights: np.nda
 
 @njit(cache=True, nogil=True)
 def _solve_side(
-    low, high, order, ptr, other, value, weight, mu, intercept, factor, lam_i, lam_f, diamond, out_i, out_f
+    low, high, ptr, other, value, weight, mu, intercept, factor, lam_i, lam_f, diamond, out_i, out_f, left, square
 ):
     """Ridge of (1, factor of the other side) for entities low..high, each its own (d + 1) x (d + 1) system.
 
-    ``order`` and ``ptr`` group the ratings by entity; intercept and factor are the other side's. ``diamond`` is the
-    weight of |f i| for one factor, 0 otherwise.
+    The ratings lie entity by entity between the offsets ``ptr``; intercept and factor are the other side's; an empty
+    ``weight`` means 1. ``diamond`` is the weight of |f i| for one factor, 0 otherwise. ``left`` and ``square`` get the
+    sums of the residuals without mu and of their squares.
     """
     d = factor.shape[1]
     A, b, x = np.empty((d + 1, d + 1)), np.empty(d + 1), np.empty(d + 1)
@@ -343,10 +349,9 @@ def _solve_side(
         A[:] = 0.0
         b[:] = 0.0
         for j in range(ptr[e], ptr[e + 1]):
-            row = order[j]
-            o = other[row]
-            w = weight[row]
-            residual = value[row] - mu - intercept[o]
+            o = other[j]
+            w = weight[j] if weight.size else 1.0
+            residual = value[j] - mu - intercept[o]
             for k in range(d):
                 x[k + 1] = factor[o, k]
             for k in range(d + 1):
@@ -363,6 +368,16 @@ def _solve_side(
             out_i[e] = b[0]
             for k in range(d):
                 out_f[e, k] = b[k + 1]
+        total, squares = 0.0, 0.0
+        for j in range(ptr[e], ptr[e + 1]):
+            o = other[j]
+            w = weight[j] if weight.size else 1.0
+            rest = value[j] - intercept[o] - out_i[e]
+            for k in range(d):
+                rest -= out_f[e, k] * factor[o, k]
+            total += w * rest
+            squares += w * rest * rest
+        left[e], square[e] = total, squares
 
 
 @njit(cache=True, nogil=True)
@@ -410,45 +425,45 @@ def _cholesky_solve(A, b):
 
 @dataclass(frozen=True)
 class _Side:
-    """One side of the alternation: grouping, the other side's index, pseudo-counts."""
+    """One side of the alternation: ratings entity by entity, pseudo-counts, spans of the threads."""
 
-    order: np.ndarray
     ptr: np.ndarray
     other: np.ndarray
+    value: np.ndarray
+    weight: np.ndarray
     lam_i: np.ndarray
     lam_f: np.ndarray
     diamond: np.ndarray
     cuts: list[int]
 
+    def solve(
+        self, mu: float, intercept: np.ndarray, factor: np.ndarray, pool: ThreadPoolExecutor
+    ) -> tuple[np.ndarray, np.ndarray, float, float]:
+        """Intercepts and factors of this side, and sums of the residuals without mu and of their squares."""
+        size = self.ptr.size - 1
+        out_i, out_f = np.empty(size), np.empty((size, factor.shape[1]))
+        left, square = np.empty(size), np.empty(size)
+        common = (self.ptr, self.other, self.value, self.weight, mu, intercept, np.ascontiguousarray(factor))
+        own = (self.lam_i, self.lam_f, self.diamond, out_i, out_f, left, square)
+        spans = zip(self.cuts[:-1], self.cuts[1:], strict=True)
+        list(pool.map(lambda span: _solve_side(*span, *common, *own), spans))
+        return out_i, out_f, float(left.sum()), float(square.sum())
+
 
 def _side(
-    grouping: tuple[np.ndarray, np.ndarray],
-    other: np.ndarray,
+    ratings: Ratings,
+    of_notes: bool,
     counts: np.ndarray,
     lam: tuple[float, float],
     diamond: float,
+    weights: np.ndarray | None,
     jobs: int,
 ) -> _Side:
-    order, ptr = grouping
+    order, ptr = ratings.by_note if of_notes else ratings.by_rater
     cuts = [int(np.searchsorted(ptr, ptr[-1] * j // jobs)) for j in range(jobs)] + [ptr.size - 1]
-    return _Side(order, ptr, other, lam[0] * counts, lam[1] * counts, diamond * counts, cuts)
-
-
-def _solve(
-    side: _Side,
-    ratings: Ratings,
-    weights: np.ndarray,
-    mu: float,
-    intercept: np.ndarray,
-    factor: np.ndarray,
-    pool: ThreadPoolExecutor,
-) -> tuple[np.ndarray, np.ndarray]:
-    out_i, out_f = np.empty(side.ptr.size - 1), np.empty((side.ptr.size - 1, factor.shape[1]))
-    common = (side.order, side.ptr, side.other, ratings.value, weights, mu, intercept, factor)
-    own = (side.lam_i, side.lam_f, side.diamond, out_i, out_f)
-    spans = zip(side.cuts[:-1], side.cuts[1:], strict=True)
-    list(pool.map(lambda span: _solve_side(*span, *common, *own), spans))
-    return out_i, out_f
+    other = (ratings.rater if of_notes else ratings.note)[order]
+    weight = np.empty(0) if weights is None else np.asarray(weights, dtype=float)[order]
+    return _Side(ptr, other, ratings.value[order], weight, lam[0] * counts, lam[1] * counts, diamond * counts, cuts)
 
 
 def solve_notes_frozen(
@@ -476,9 +491,8 @@ def solve_notes_frozen(
     counts = penalty.counts(ratings)[1] if penalty.loss == "guide" else np.full(ratings.n_notes, float(ratio))
     own = (penalty.intercept, penalty.factor)
     with ThreadPoolExecutor(n_jobs) as pool:
-        side = _side(ratings.by_note, ratings.rater, counts, own, penalty.diamond, n_jobs)
-        w = np.ones(ratings.size) if weights is None else weights
-        return _solve(side, ratings, w, mu, rater_intercept, rater_factor, pool)
+        side = _side(ratings, True, counts, own, penalty.diamond, weights, n_jobs)
+        return side.solve(mu, rater_intercept, rater_factor, pool)[:2]
 
 
 # --- alternating least squares -----------------------------------------------------------------------------------
@@ -520,7 +534,7 @@ def alternating_least_squares(
     """Alternate exact solves of notes, raters and mean until the loss moves by less than ``tol``.
 
     After each sweep factors are rescaled between the sides, which leaves predictions and lowers the penalty (not with a
-    diamond, which sees the scale). O(N d^2) a sweep; memory: 8 bytes a rating for each grouping beside the ratings.
+    diamond, which sees the scale). O(N d^2) a sweep; memory: 12 bytes a rating for each side and 8 for its grouping.
 
     Args:
         ratings: the data.
@@ -531,26 +545,27 @@ def alternating_least_squares(
         max_iter: sweeps at most.
         n_jobs: threads.
     """
-    w = np.ones(ratings.size) if weights is None else np.asarray(weights, dtype=float)
+    total = float(ratings.value.size if weights is None else np.sum(weights))
     raters, notes = penalty.counts(ratings)
     own = (penalty.intercept, penalty.factor)
     at, curve = start, [loss(start, ratings, penalty, weights)]
     with ThreadPoolExecutor(n_jobs) as pool:
-        note_side = _side(ratings.by_note, ratings.rater, notes, own, penalty.diamond, n_jobs)
-        rater_side = _side(ratings.by_rater, ratings.note, raters, penalty.rater, 0.0, n_jobs)
+        note_side = _side(ratings, True, notes, own, penalty.diamond, weights, n_jobs)
+        rater_side = _side(ratings, False, raters, penalty.rater, 0.0, weights, n_jobs)
         for _ in range(max_iter):
-            i_n, f_n = _solve(note_side, ratings, w, at.mu, at.rater_intercept, at.rater_factor, pool)
-            i_u, f_u = _solve(rater_side, ratings, w, at.mu, i_n, f_n, pool)
+            i_n, f_n, *_rest = note_side.solve(at.mu, at.rater_intercept, at.rater_factor, pool)
+            i_u, f_u, left, square = rater_side.solve(at.mu, i_n, f_n, pool)
             if penalty.diamond == 0:
                 f_u, f_n = _rescaled(f_u, f_n, penalty.rater[1] * raters, penalty.factor * notes)
-            at = Parameters(0.0, i_u, f_u, i_n, f_n)
-            left = ratings.value - predict(at, ratings.rater, ratings.note)
-            at = replace(at, mu=float(w @ left) / (float(w.sum()) + penalty.mean * ratings.size))
-            curve.append(loss(at, ratings, penalty, weights))
+            mu = left / (total + penalty.mean * ratings.size)
+            at = Parameters(mu, i_u, f_u, i_n, f_n)
+            data = square - 2 * mu * left + mu * mu * total
+            curve.append((data + _ridge(at, penalty, raters, notes)) / ratings.size + penalty.mean * mu**2)
             if abs(curve[-2] - curve[-1]) < tol:
                 break
     slope = gradient(at, ratings, penalty, weights).flat()
-    return Fit(at, curve[-1], curve, abs(curve[-2] - curve[-1]) < tol, float(np.linalg.norm(slope)))
+    exact = loss(at, ratings, penalty, weights)
+    return Fit(at, exact, curve, abs(curve[-2] - curve[-1]) < tol, float(np.linalg.norm(slope)))
 
 
 def _rescaled(f_u: np.ndarray, f_n: np.ndarray, raters: np.ndarray, notes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

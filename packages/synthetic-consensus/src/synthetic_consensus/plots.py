@@ -68,7 +68,7 @@ def note_map(
         axes.set_xlabel("note factor (polarity)")
         axes.set_ylabel("note intercept (helpfulness)")
         axes.set_title(title)
-        axes.legend(fontsize="small", loc="lower right")
+        axes.legend(fontsize="small", loc="upper right", markerscale=3)
         return save(drawing, path)
 
 
