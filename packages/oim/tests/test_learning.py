@@ -10,7 +10,17 @@ from scipy.optimize import minimize, nnls
 
 from oim import FeedbackError, ICEstimator, ICGraph, NodeTrials, fit, load_graph, log_likelihood, project_psd_nonneg
 from oim.data import random_p
-from oim.learning import _project, diagonal_nodes, gradient, hessian, negative_log_likelihood
+from oim.ic import simulate
+from oim.learning import (
+    OnlineNode,
+    _project,
+    cautious_theta,
+    diagonal_nodes,
+    fisher_weight,
+    gradient,
+    hessian,
+    negative_log_likelihood,
+)
 from oim.online import CascadeEnv
 
 RNG = np.random.default_rng
@@ -307,3 +317,43 @@ def test_estimator_recovers_probabilities_from_labelled_logs():
     assert tried.sum() > 100
     assert np.mean(np.abs(z) < 1.96) > 0.88
     assert found.score(truth, logs[:50]) > ICEstimator().fit(truth, logs[:3]).score(truth, logs[:50])
+
+
+def test_online_newton_step_by_rank_one_update_is_the_direct_solve():
+    rng, d = RNG(40), 7
+    information = rng.normal(size=(d, d))
+    information = information @ information.T + np.eye(d)
+    node = OnlineNode(rng.uniform(0.05, 0.5, d), information.copy(), np.linalg.inv(information), np.full(d, 30.0))
+    for _ in range(40):
+        members = np.sort(rng.choice(d, size=3, replace=False))
+        tries, hits = int(rng.integers(1, 4)), int(rng.integers(0, 2))
+        x = np.zeros(d)
+        x[members] = 1
+        tried = node.tried + tries * x
+        z = float(x @ cautious_theta(node.theta, tried))
+        information = information + np.outer(x, x) * tries * fisher_weight(z)
+        slope = x * ((tries - hits) - hits / np.expm1(z))
+        expected = np.clip(node.theta - np.linalg.solve(information, slope), 0, 3)
+        node.step(members, tries, hits, 3.0)
+        np.testing.assert_allclose(node.theta, expected, atol=1e-9)
+        np.testing.assert_allclose(node.inverse, np.linalg.inv(information), atol=1e-9)
+
+
+def test_forgotten_groups_leave_the_others_as_they_were():
+    g = ICGraph(6, np.array([0, 1, 2, 0, 1, 2]), np.array([3, 3, 3, 4, 4, 5]), 0.4)
+    rng, small, large = RNG(41), NodeTrials(g, max_groups=3), NodeTrials(g)
+    with pytest.warns(UserWarning, match="more than 3 distinct parent sets"):
+        for _ in range(60):
+            times = simulate(g, rng.permutation(3)[: rng.integers(1, 4)], rng)
+            small.add(times)
+            large.add(times)
+    assert set(small.online) == {3}
+    for v in (4, 5):
+        for a, b in zip(small.groups(v), large.groups(v), strict=True):
+            np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(small.n_trials, large.n_trials)
+    np.testing.assert_array_equal(small.edge_trials(), large.edge_trials())
+    again = NodeTrials(g, max_groups=3)
+    again.load_state_dict(small.state_dict())
+    np.testing.assert_array_equal(again.edge_trials(), small.edge_trials())
+    np.testing.assert_allclose(again.online[3].inverse, small.online[3].inverse, rtol=1e-8)

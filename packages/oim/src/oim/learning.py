@@ -124,9 +124,11 @@ def _hash_group(v, members, low, high):
 
 @njit(cache=True)
 def _fill_table(table, g_node, g_ptr, g_members, n_groups):
-    """Enter all stored groups into an empty hash table."""
+    """Enter all stored groups but forgotten ones (of node -1) into an empty hash table."""
     mask = np.uint64(table.size - 1)
     for g in range(n_groups):
+        if g_node[g] < 0:
+            continue
         slot = _hash_group(g_node[g], g_members, g_ptr[g], g_ptr[g + 1]) & mask
         while table[slot] >= 0:
             slot = (slot + np.uint64(1)) & mask
@@ -173,6 +175,16 @@ def _insert(
 
 
 @njit(cache=True)
+def _forget(v, head, following, size, g_node):
+    """Drop a node's groups: they stay where they are, without a node, until nobody reads them."""
+    g = head[v]
+    for _ in range(size[v]):
+        g_node[g] = -1
+        g = following[g]
+    head[v], size[v] = -1, 0
+
+
+@njit(cache=True)
 def _gather(v, head, following, size, g_ptr, g_members, g_n, g_k):
     """The groups of one node as CSR: offsets, members, trials, successes, oldest first."""
     G = size[v]
@@ -202,6 +214,28 @@ def _grown(array: np.ndarray, needed: int) -> np.ndarray:
     return bigger
 
 
+@dataclass
+class OnlineNode:
+    """A node whose estimate is updated once a trial: theta, information with its inverse, trials of each in-arc."""
+
+    theta: np.ndarray
+    information: np.ndarray
+    inverse: np.ndarray
+    tried: np.ndarray
+
+    def step(self, members: np.ndarray, tries: int, hits: int, cap: float) -> None:
+        """One Newton step for trials of one parent set; the inverse by Sherman and Morrison, O(d^2)."""
+        self.tried[members] += tries
+        z = float(cautious_theta(self.theta[members], self.tried[members]).sum())
+        weight = tries * fisher_weight(z)
+        self.information[np.ix_(members, members)] += weight
+        along = self.inverse[:, members].sum(axis=1)
+        scale = 1 + weight * along[members].sum()
+        self.inverse -= np.outer(along, along * (weight / scale))
+        slope = (tries - hits) - hits / math.expm1(z)
+        self.theta = np.clip(self.theta - slope / scale * along, 0.0, cap)
+
+
 class NodeTrials:
     """All trials seen so far, as distinct (node, parent set) groups with numbers of trials and successes.
 
@@ -212,7 +246,7 @@ class NodeTrials:
         n_rounds: cascades added.
         n_trials: trials a node, int64 (n,).
         dirty: nodes with trials since :meth:`clean`, bool (n,).
-        online: node -> (theta, information, trials of each in-arc) of the nodes that were switched.
+        online: node -> :class:`OnlineNode` of the nodes that were switched.
     """
 
     def __init__(self, g: ICGraph, max_groups: int = 20_000, lam: float = 1e-3, p_max: float = 0.99) -> None:
@@ -224,7 +258,7 @@ class NodeTrials:
         self.n_rounds = 0
         self.n_trials = np.zeros(g.n, np.int64)
         self.dirty = np.zeros(g.n, bool)
-        self.online: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        self.online: dict[int, OnlineNode] = {}
         self._reset()
 
     def _reset(self) -> None:
@@ -332,19 +366,8 @@ class NodeTrials:
         tries = X.T @ n
         weight = n * fisher_weight(X @ cautious_theta(theta, tries))
         information = _weighted_gram(X.astype(float), weight) + self.lam * np.eye(X.shape[1])
-        keep = self._node[: self._groups] != v
-        arrays = self._flat()
-        self._reset()
-        lengths = np.diff(arrays["offsets"])
-        self.n_trials -= np.bincount(arrays["node"][keep], weights=arrays["n"][keep], minlength=self.g.n).astype(int)
-        self._store(
-            arrays["node"][keep],
-            arrays["n"][keep],
-            arrays["k"][keep],
-            np.concatenate([[0], np.cumsum(lengths[keep])]),
-            arrays["members"][np.repeat(keep, lengths)],
-        )
-        self.online[v] = (theta, information, tries)
+        _forget(v, self._head, self._next, self._size, self._node)
+        self.online[v] = OnlineNode(theta, information, np.linalg.inv(information), tries)
 
     def _step_online(
         self, node: np.ndarray, tries: np.ndarray, hits: np.ndarray, offsets: np.ndarray, members: np.ndarray
@@ -355,15 +378,7 @@ class NodeTrials:
         for t, v in enumerate(node):
             if int(v) in self.online:
                 kept[t] = False
-                theta, information, tried = self.online[int(v)]
-                x = np.zeros(theta.size)
-                x[members[offsets[t] : offsets[t + 1]]] = 1.0
-                tried = tried + tries[t] * x
-                z = float(x @ cautious_theta(theta, tried))
-                gradient = x * ((tries[t] - hits[t]) - hits[t] / math.expm1(z))
-                information = information + np.outer(x, x) * (tries[t] * fisher_weight(z))
-                step = np.linalg.solve(information, gradient)
-                self.online[int(v)] = (np.clip(theta - step, 0.0, cap), information, tried)
+                self.online[int(v)].step(members[offsets[t] : offsets[t + 1]], int(tries[t]), int(hits[t]), cap)
         return kept
 
     def groups(self, v: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -388,19 +403,19 @@ class NodeTrials:
         flat = self._flat()
         position = np.repeat(self.g.in_ptr[flat["node"]], np.diff(flat["offsets"])) + flat["members"]
         np.add.at(counts, self.g.in_edge[position], np.repeat(flat["n"], np.diff(flat["offsets"])))
-        for v, (_, _, tried) in self.online.items():
-            counts[self.g.in_edge[self.g.in_ptr[v] : self.g.in_ptr[v + 1]]] += tried.astype(np.int64)
+        for v, node in self.online.items():
+            counts[self.g.in_edge[self.g.in_ptr[v] : self.g.in_ptr[v + 1]]] += node.tried.astype(np.int64)
         return counts
 
     def _flat(self) -> dict[str, np.ndarray]:
         G = self._groups
-        offsets = self._ptr[: G + 1].copy()
+        keep, lengths = self._node[:G] >= 0, np.diff(self._ptr[: G + 1])
         return {
-            "node": self._node[:G].copy(),
-            "n": self._n[:G].copy(),
-            "k": self._k[:G].copy(),
-            "offsets": offsets,
-            "members": self._members[: offsets[-1]].copy(),
+            "node": self._node[:G][keep],
+            "n": self._n[:G][keep],
+            "k": self._k[:G][keep],
+            "offsets": np.concatenate([[0], np.cumsum(lengths[keep])]),
+            "members": self._members[: self._ptr[G]][np.repeat(keep, lengths)],
         }
 
     def merge(self, other: NodeTrials) -> None:
@@ -418,8 +433,8 @@ class NodeTrials:
         state: dict[str, Any] = {"rounds": self.n_rounds, "dirty": self.dirty.copy(), "trials": self.n_trials.copy()}
         state |= self._flat()
         state["online"] = {
-            str(v): {"theta": theta, "information": information, "tried": tried}
-            for v, (theta, information, tried) in self.online.items()
+            str(v): {"theta": node.theta, "information": node.information, "tried": node.tried}
+            for v, node in self.online.items()
         }
         return state
 
@@ -431,7 +446,12 @@ class NodeTrials:
         self.n_rounds = int(state["rounds"])
         self.dirty, self.n_trials = np.array(state["dirty"]), np.array(state["trials"])
         self.online = {
-            int(v): (np.array(kept["theta"]), np.array(kept["information"]), np.array(kept["tried"]))
+            int(v): OnlineNode(
+                np.array(kept["theta"]),
+                np.array(kept["information"]),
+                np.linalg.inv(kept["information"]),
+                np.array(kept["tried"]),
+            )
             for v, kept in state["online"].items()
         }
 
@@ -666,7 +686,7 @@ def _estimate(
             seen = X.any(0)
             part[seen] = _projected_newton(part[seen], X[:, seen], n, k, lam, -math.log1p(-p_max))
     for v in set(trials.online).intersection(nodes.tolist()):
-        theta[in_ptr[v] : in_ptr[v + 1]] = trials.online[v][0]
+        theta[in_ptr[v] : in_ptr[v + 1]] = trials.online[v].theta
 
 
 # --- confidence ellipsoids ---------------------------------------------------------------------------------------
@@ -946,7 +966,7 @@ def _information(
     widest = _fill_information(nodes, trials.g.in_ptr, theta, confidence == "fisher", lam_v, *blocks, *trials._lists)
     for index in np.flatnonzero(np.isin(nodes, list(trials.online))):
         v = int(nodes[index])
-        information = trials.online[v][1]
+        information = trials.online[v].information
         V, _ = fit.block(v)
         V[:] = np.diagonal(information) + lam_v if fit.diagonal[v] else information + lam_v * np.eye(len(information))
         widest[index] = len(information)
