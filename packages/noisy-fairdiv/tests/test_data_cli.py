@@ -226,6 +226,9 @@ def test_run_tells_the_story(tmp_path):
     assert "CERTIFIED envy-free" in done.stdout
     assert "nobody envies" in done.stdout
     assert (tmp_path / "noisy-fairdiv-run/sweep.png").is_file()
+    reviews = json.loads(command("run", "--films", 200, "--yes-no", "--json", cwd=tmp_path).stdout)
+    assert reviews["certified"] is True
+    assert reviews["true_envy"] <= 0
 
 
 @pytest.mark.parametrize(

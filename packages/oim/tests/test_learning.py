@@ -342,11 +342,10 @@ def test_online_newton_step_by_rank_one_update_is_the_direct_solve():
 def test_forgotten_groups_leave_the_others_as_they_were():
     g = ICGraph(6, np.array([0, 1, 2, 0, 1, 2]), np.array([3, 3, 3, 4, 4, 5]), 0.4)
     rng, small, large = RNG(41), NodeTrials(g, max_groups=3), NodeTrials(g)
+    rows = np.array([simulate(g, rng.permutation(3)[: rng.integers(1, 4)], rng) for _ in range(60)])
+    large.add_many(rows)
     with pytest.warns(UserWarning, match="more than 3 distinct parent sets"):
-        for _ in range(60):
-            times = simulate(g, rng.permutation(3)[: rng.integers(1, 4)], rng)
-            small.add(times)
-            large.add(times)
+        small.add_many(rows)
     assert set(small.online) == {3}
     for v in (4, 5):
         for a, b in zip(small.groups(v), large.groups(v), strict=True):

@@ -25,6 +25,7 @@ from ridge_sd.core import (
     round_weights,
     sd_path,
     student_coef,
+    teacher_coef,
 )
 
 
@@ -65,6 +66,16 @@ def test_the_student_is_ridge_refitted_to_the_mixture(seed, n, p, xi, intercept)
     coef = student_coef(spectrum, 0.7, np.array([-xi]))[:, 0]
     np.testing.assert_allclose(coef, expected.coef_, atol=1e-8)
     np.testing.assert_allclose(spectrum.y_mean[0] - spectrum.x_mean @ coef, expected.intercept_, atol=1e-8)
+
+
+def test_a_small_step_is_ridge_at_a_penalty_times_exp_xi():
+    X, y = problem(40, 8, seed=31)
+    spectrum, alpha = decompose(X, y), 5.0
+    gaps = []
+    for xi in (0.1, 0.05):
+        student = student_coef(spectrum, alpha, np.array([-xi]))
+        gaps.append(np.abs(student - teacher_coef(spectrum, alpha * math.exp(xi))).max())
+    assert gaps[0] / gaps[1] == pytest.approx(4, rel=0.1)  # they differ by second order in xi only
 
 
 def brute_force_pairs(X, y, alpha, w, intercept):

@@ -49,9 +49,11 @@ from synthetic_consensus.rules import (
     CRH,
     CRNH,
     NMR,
+    Decisions,
     RaterBounds,
     net_helpful,
     population_sample_veto,
+    rater_helpfulness,
     subset_vetoes,
     without_most_active,
 )
@@ -167,6 +169,32 @@ def test_inertia_keeps_a_helpful_note_and_nothing_else():
         scores = (np.array([i]), np.array([0.0]))
         found = decide(stats, Shrinkage(1, 1), StatusRules.default(), scores=scores, was_crh=np.array([was]))
         assert found.status[0] == expected
+
+
+def test_another_model_lifts_only_notes_that_the_core_does_not_reject_firmly():
+    for i, expected in ((0.35, CRH), (0.29, NMR), (0.30, CRH)):
+        stats, scores = note([[0, 0, 6], [0, 0, 6]], i, 0.1)
+        found = decide(stats, Shrinkage(1, 1), StatusRules.default(), scores=scores, lifts={"group": np.array([True])})
+        assert found.status[0] == expected
+    stats, scores = note([[0, 0, 6], [0, 0, 6]], 0.35, 0.6)  # the factor's rule still holds
+    assert (
+        decide(stats, Shrinkage(1, 1), StatusRules.default(), scores=scores, lifts={"group": np.array([True])}).status[
+            0
+        ]
+        == NMR
+    )
+
+
+def test_authors_of_rejected_notes_are_left_out():
+    ratings = Ratings.of(np.repeat(np.arange(4), 3), np.tile(np.arange(3), 4), np.tile([1.0, 0.0, 1.0], 4))
+    decisions = Decisions(np.array([CRH, CRNH, NMR]), np.empty(3, object), np.array([0.5, -0.3, 0.02]), np.zeros(3))
+    authors = np.array([0, 1, 2])
+    kept = rater_helpfulness(ratings, decisions, authors=authors).keep
+    assert kept.tolist() == [True, False, False, True]  # 1 wrote a rejected note, 2 one of too low a score, 3 none
+    assert rater_helpfulness(ratings, decisions).keep.all()
+    assert rater_helpfulness(ratings, decisions, authors=np.array([9, 9, 9])).keep.all()
+    with pytest.raises(ValueError, match="author of each of 3 notes"):
+        rater_helpfulness(ratings, decisions, authors=np.array([1]))
 
 
 def test_net_helpful_ignores_somewhat_and_counts_zero_as_positive():

@@ -20,9 +20,11 @@ from noisy_fairdiv.core import SELECTS, Allocation, envy, lp_bound, posterior_me
 from noisy_fairdiv.core import plan as query_plan
 from noisy_fairdiv.data import Table, films, read_table
 from noisy_fairdiv.instances import instance_family
-from noisy_fairdiv.oracles import GaussianOracle
+from noisy_fairdiv.oracles import BernoulliOracle, GaussianOracle
 from noisy_fairdiv.questions import (
     CertificateRound,
+    Oracle,
+    Sigma,
     advantages,
     allocate_answers,
     certified_envy_free,
@@ -406,6 +408,9 @@ def simulate(
 def run(
     limit: Annotated[int, typer.Option("--films", help="How many of the 6,054 films.")] = 500,
     sigma: Annotated[float, typer.Option("--sigma", help="Noise of one answer; ratings lie in [0, 1].")] = 0.5,
+    yes_no: Annotated[
+        bool, typer.Option("--yes-no", help="Every answer is yes or no, as a real review is fresh or rotten.")
+    ] = False,
     delta: Delta = 0.05,
     out: Annotated[Path, typer.Option("--out", help="Folder for the allocation and the picture.")] = Path(
         "noisy-fairdiv-run"
@@ -424,7 +429,9 @@ def run(
     gap = max(0.0, -solvers.opt_envy(U, "sweep").value)
     planned = query_plan(len(titles), gap, sigma, delta) if gap else None
     rounds: list[CertificateRound] = []
-    found = certified_envy_free(GaussianOracle(U, sigma, rng), delta, sigma, rng=rng, callback=rounds.append)
+    oracle: Oracle = BernoulliOracle(U, rng) if yes_no else GaussianOracle(U, sigma, rng)
+    known: Sigma = "estimate" if yes_no else sigma
+    found = certified_envy_free(oracle, delta, known, rng=rng, callback=rounds.append)
     out.mkdir(parents=True, exist_ok=True)
     _write_owners(out / "allocation.csv", titles, agents, found.owner)
     repeats = rounds[-1].repeats

@@ -433,7 +433,7 @@ def estimate_sigma2(spectrum: Spectrum, alpha: np.ndarray) -> np.ndarray:
 def _moments_of_pairs(
     r: np.ndarray, d: np.ndarray, weights: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """R, R - C, D and the standard error of xi, (L, q) each, from residuals r and differences d = r - r_pd, (n, L, q)."""
+    """R, R - C, D and the standard error of xi, (L, q), from residuals r and differences d = r - r_pd, (n, L, q)."""
     total = weights.sum()
     root = np.sqrt(weights / total)[:, None, None]
     raw, r, d = d, root * r, root * d

@@ -131,6 +131,7 @@ def decide(
     mu: float = 0.0,
     scores: tuple[np.ndarray, np.ndarray] | None = None,
     vetoes: dict[str, np.ndarray] | None = None,
+    lifts: dict[str, np.ndarray] | None = None,
 ) -> Decisions:
     """Statuses of notes from their statistics, rule by rule, later rules overriding earlier ones.
 
@@ -143,6 +144,8 @@ def decide(
         mu: global mean, for ``crnh_ucb``.
         scores: intercepts and factors, if not those of ``stats``.
         vetoes: name -> notes that may not be helpful, bool (M,), from other models (:func:`subset_vetoes`).
+        lifts: name -> notes that another model (a group's) shows, bool (M,); it lifts a note that needs more ratings only
+            where the core intercept is at least ``firm_reject``.
     """
     i, f = solve_notes(stats.S, shrink) if scores is None else scores
     m, counts = stats.counts.sum(axis=(1, 2)), stats.counts
@@ -161,6 +164,8 @@ def decide(
         put(_ratio_rejected(counts, rules.crnh_ratio), CRNH, "not helpful: ratio")
     if was_crh is not None:
         put(was_crh & (i >= rules.crh - rules.inertia) & (status == NMR), CRH, "inertia")
+    for name, shown in (lifts or {}).items():
+        put(shown & (status == NMR) & (i >= rules.firm_reject) & (i < rules.crh), CRH, name)
     for name, refused in _refusals(i, f, m, counts, rules).items():
         put((status == CRH) & refused, NMR, name)
     for name, refused in (vetoes or {}).items():
@@ -286,10 +291,17 @@ class Helpfulness:
     keep: np.ndarray
 
 
-def rater_helpfulness(ratings: Ratings, decisions: Decisions, least: float = 0.66) -> Helpfulness:
-    """Agree ratio of every rater; raters without a decided note stay.
+def rater_helpfulness(
+    ratings: Ratings, decisions: Decisions, least: float = 0.66, authors: np.ndarray | None = None
+) -> Helpfulness:
+    """The deployed rater filter: agree ratio, and scores of own notes; raters without anything to judge stay.
 
-    Notes' authors are not part of a rating matrix, so the deployed filter's conditions on own notes do not apply here.
+    Args:
+        ratings: the data.
+        decisions: statuses of its notes.
+        least: least agree ratio.
+        authors: label of each note's author, (M,), on the labels of the raters; then authors also need a mean intercept of at
+            least 0.05 and (helpful - 5 not helpful) >= 0 among their own notes.
     """
     decided = decisions.status[ratings.note] != NMR
     plain = np.isin(ratings.value, (0.0, 1.0))
@@ -298,7 +310,23 @@ def rater_helpfulness(ratings: Ratings, decisions: Decisions, least: float = 0.6
     total = np.bincount(ratings.rater, use, ratings.n_raters)
     with np.errstate(invalid="ignore", divide="ignore"):
         share = np.bincount(ratings.rater, agrees, ratings.n_raters) / total
-    return Helpfulness(share, ~(share < least))
+    return Helpfulness(share, ~(share < least) & _good_authors(ratings, decisions, authors))
+
+
+def _good_authors(ratings: Ratings, decisions: Decisions, authors: np.ndarray | None) -> np.ndarray:
+    """Raters whose own notes speak for them, or who wrote none, bool (U,)."""
+    if authors is None:
+        return np.ones(ratings.n_raters, bool)
+    if authors.shape != (ratings.n_notes,):
+        raise ValueError(f"expected the author of each of {ratings.n_notes} notes, got shape {authors.shape}")
+    at = np.searchsorted(ratings.rater_ids, authors)
+    at = np.minimum(at, ratings.n_raters - 1)
+    own = ratings.rater_ids[at] == authors
+    written = np.bincount(at[own], minlength=ratings.n_raters)
+    total = np.bincount(at[own], decisions.intercept[own], ratings.n_raters)
+    status = np.where(decisions.status == CRH, 1.0, np.where(decisions.status == CRNH, -5.0, 0.0))
+    balance = np.bincount(at[own], status[own], ratings.n_raters)
+    return (written == 0) | ((total >= 0.05 * written) & (balance >= 0))
 
 
 @dataclass(frozen=True)
