@@ -144,8 +144,8 @@ def decide(
         mu: global mean, for ``crnh_ucb``.
         scores: intercepts and factors, if not those of ``stats``.
         vetoes: name -> notes that may not be helpful, bool (M,), from other models (:func:`subset_vetoes`).
-        lifts: name -> notes that another model (a group's) shows, bool (M,); it lifts a note that needs more ratings only
-            where the core intercept is at least ``firm_reject``.
+        lifts: name -> notes that another model (a group's) shows, bool (M,); it lifts a note that needs more ratings
+            only where the core intercept is at least ``firm_reject``.
     """
     i, f = solve_notes(stats.S, shrink) if scores is None else scores
     m, counts = stats.counts.sum(axis=(1, 2)), stats.counts
@@ -300,8 +300,8 @@ def rater_helpfulness(
         ratings: the data.
         decisions: statuses of its notes.
         least: least agree ratio.
-        authors: label of each note's author, (M,), on the labels of the raters; then authors also need a mean intercept of at
-            least 0.05 and (helpful - 5 not helpful) >= 0 among their own notes.
+        authors: label of each note's author, (M,), on the labels of the raters; then authors also need a mean intercept
+            of at least 0.05 and (helpful - 5 not helpful) >= 0 among their own notes.
     """
     decided = decisions.status[ratings.note] != NMR
     plain = np.isin(ratings.value, (0.0, 1.0))
