@@ -104,11 +104,12 @@ def run(
         f"best ridge    λ = {report['ridge_lam']:.4g}   estimated error {report['ridge_risk']:.4f}   test "
         f"{report['ridge_test']:.4f}"
     )
-    xi = report["xi"]
+    xi, error = report["xi"], report["xi_se"]
+    spread = f" ± {error:.3f}" if math.isfinite(error) else ""
     note = "   (guard: the gain is within its noise, plain ridge it is)" if chosen.guarded else ""
     print(
         f"self-distilled λ = {report['lam']:.4g}   estimated error {report['risk']:.4f}   test {report['test']:.4f} "
-        f"  ξ = {xi:+.3f} ± {report['xi_se']:.3f}{note}"
+        f"  ξ = {xi:+.3f}{spread}{note}"
     )
     print(f"written: {out / 'path.csv'}, {picture}")
 

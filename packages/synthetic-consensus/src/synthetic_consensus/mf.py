@@ -610,7 +610,10 @@ def deployed_optimiser(
 ) -> Fit:
     """The optimiser of the deployed scorer, for like-with-like comparison: Adam in float32, rate 1 (0.2 from a warm
     start), gradient norm clipped at 1, stopped when the loss moves by at most ``tol`` or rises after 100 epochs."""
-    import torch
+    try:
+        import torch
+    except ImportError:
+        raise ImportError("solver='torch' needs torch: pip install 'papershelf-synthetic-consensus[torch]'") from None
 
     def tensor(x: np.ndarray) -> torch.Tensor:
         return torch.tensor(x, dtype=torch.float32, requires_grad=True)
