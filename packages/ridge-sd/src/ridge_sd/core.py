@@ -185,7 +185,10 @@ def decompose(
     if is_sparse:
         s2, U, to_coef = _sparse_factors(X.astype(float), root, x_mean)
     else:
-        s2, U, to_coef = _dense_factors(root[:, None] * (X - x_mean), solver, alpha_min)
+        Xw = X - x_mean
+        if sample_weight is not None:
+            Xw *= root[:, None]
+        s2, U, to_coef = _dense_factors(Xw, solver, alpha_min)
     n_eff, removed = _effective(w, sample_weight_type)
     return finish_spectrum(s2, U, to_coef, centred, w, n_eff, removed, fit_intercept, x_mean, y_mean)
 
@@ -227,9 +230,8 @@ Factors = tuple[np.ndarray, np.ndarray, CoefMap]
 
 def kept_eigenpairs(gram: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Eigenvalues above the rounding level of a Gram matrix of a design with max(n, p) = ``size``, largest first."""
-    from scipy.linalg import eigh
-
-    values, vectors = eigh(gram, driver="evd", check_finite=False)
+    # numpy's, not scipy's: their wheels carry a BLAS each, and the threads of two get into each other's way.
+    values, vectors = np.linalg.eigh(gram)
     order = np.flatnonzero(values > max(values[-1], 0.0) * size * np.finfo(float).eps)[::-1]
     return values[order], vectors[:, order]
 
