@@ -427,3 +427,77 @@ def test_logistic_needs_two_classes():
         LogisticSD().fit(np.ones((6, 2)), [0, 1, 2, 0, 1, 2])
     with pytest.raises(ValueError, match="1 class"):
         RidgeSDClassifier().fit(np.ones((6, 2)), np.ones(6, int))
+
+
+# --- what a review found ---------------------------------------------------------------------------------------------
+
+
+def test_guard_and_standard_error_do_not_see_the_scale_of_weights():
+    rng = RNG(50)
+    X = rng.normal(size=(60, 8))
+    y = X @ rng.normal(size=8) / 2 + rng.normal(size=60)
+    v = RNG(51).uniform(0.5, 2, 60)
+    models = [RidgeSDCV(60 * np.logspace(-1, 2, 30)).fit(X, y, eval_weight=s * v) for s in (1.0, 7.0, 1e-3)]
+    importance = [
+        RidgeSDCV(s * 60 * np.logspace(-1, 2, 30), sample_weight_type="importance").fit(X, y, sample_weight=s * v)
+        for s in (1.0, 1000.0, 1 / 150)
+    ]
+    for group in (models, importance):
+        assert len({m.guard_triggered_ for m in group}) == 1
+        for m in group[1:]:
+            assert m.xi_ == pytest.approx(group[0].xi_)
+            assert m.xi_se_ == pytest.approx(group[0].xi_se_, rel=1e-6)
+    ones = RidgeSDCV().fit(X, y, eval_weight=np.ones(60))
+    plain = RidgeSDCV().fit(X, y)
+    assert (ones.xi_, ones.guard_triggered_) == (plain.xi_, plain.guard_triggered_)
+
+
+def test_rounds_keep_to_the_bounds_of_xi_and_to_their_own_score():
+    X, y = problem(80, 6)
+    free = RidgeSD(30.0, n_rounds=3).fit(X, y)
+    assert np.abs(free.xi_).max() > 1
+    bounded = RidgeSD(30.0, n_rounds=3, xi_bounds=(-1, 1)).fit(X, y)
+    assert (np.abs(np.atleast_1d(bounded.xi_)) <= 1).all()
+    chosen = RidgeSDCV(n_rounds=2, guard_se=0).fit(X, y)
+    assert chosen.best_score_ == pytest.approx(-chosen.risk_["R_sd"])
+
+
+def test_missing_values_and_wrong_shapes_are_refused_everywhere():
+    X, y = problem(20, 3)
+    bad = X.copy()
+    bad[3, 1] = np.nan
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        StreamingRidgeSD().from_blocks([(X, y), (bad, y)])
+    for V, t, message in ((bad, y, "NaN"), (X[:, :2], y, "3 features of X, got 2"), (X[:5], y, "inconsistent")):
+        with pytest.raises(ValueError, match=message):
+            RidgeSD(criterion="holdout").fit(X, y, X_val=V, y_val=t)
+    with pytest.raises(ValueError, match="'criterion' parameter"):
+        RidgeSDClassifier(criterion="holdout").fit(X, y > 0)
+    with pytest.raises(ValueError, match="1 dimension"):
+        StreamingRidgeSD().partial_fit(X, y).merge(StreamingRidgeSD().partial_fit(X, y[:, None]))
+
+
+def test_weights_that_are_no_numbers_of_copies_are_named():
+    X, y = problem(30, 40)
+    with pytest.raises(ValueError, match="use sample_weight_type='importance'"):
+        RidgeSD(criterion="gcv").fit(X, y, sample_weight=np.full(30, 0.1))
+
+
+def test_kernels_keep_float32_and_must_be_symmetric_and_definite():
+    X, y = problem(25, 4)
+    model = KernelRidgeSD(kernel="rbf").fit(X.astype(np.float32), y)
+    assert model.dual_coef_.dtype == model.predict(X.astype(np.float32)).dtype == np.float32
+    K = X @ X.T
+    with pytest.raises(ValueError, match="must be symmetric"):
+        KernelRidgeSD(kernel="precomputed").fit(K + np.triu(np.ones((25, 25)), 1), y)
+    with pytest.warns(UserWarning, match="not positive semidefinite"):
+        KernelRidgeSD(kernel="sigmoid", gamma=1.0, coef0=-1).fit(X, y)
+
+
+def test_a_second_pass_is_named_as_such_and_an_edge_minimum_warned_about():
+    X, y = problem(60, 4)
+    model = StreamingRidgeSD().fit(X, y)
+    assert model.path_.criterion == "gcv"
+    assert model.finalize([(X, y)]).path_.criterion == "loo"
+    with pytest.warns(UserWarning, match="edge of the grid"):
+        sd_path(decompose(X, y), 60 * np.logspace(1, 3, 9)).curvature_test()

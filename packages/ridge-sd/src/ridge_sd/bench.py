@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from sklearn.linear_model import RidgeCV
-from threadpoolctl import threadpool_limits
 
 from papershelf import Streams, require
 from papershelf.bench import as_values, compare, markdown_table, write_results

@@ -15,7 +15,7 @@ import typer
 
 from papershelf import InputError, Streams
 from papershelf import cli as shelf
-from papershelf.files import atomic_write
+from papershelf.files import atomic_write, load_checkpoint, save_checkpoint
 from papershelf.reproduce import plain, progress_bar
 from papershelf.sweep import sweep
 from ridge_sd import bench as benchmarks
@@ -23,7 +23,7 @@ from ridge_sd import plots
 from ridge_sd.claims import PAPER, heatmap_column, test_risks
 from ridge_sd.core import SDPath, decompose, sd_path
 from ridge_sd.data import TABLES, Table, load_table
-from ridge_sd.streaming import StreamingRidgeSD
+from ridge_sd.streaming import RowMoments, StreamingRidgeSD
 from ridge_sd.theory import covariance, generalised_ridge_risk, sd_equivalents, signal
 
 app = shelf.app(PAPER)
@@ -240,12 +240,15 @@ def stream(
     ] = Path("ridge-sd-stream.npz"),
     as_json: Json = False,
 ) -> None:
-    """Fit to more rows than memory holds: one file at a time, kept after each; finished files are not read again."""
-    model = StreamingRidgeSD()
-    done_file = state.with_suffix(".files.json")
-    done: list[str] = json.loads(done_file.read_text()) if done_file.is_file() and state.is_file() else []
-    if done:
-        model.load(state)
+    """Fit to more rows than memory holds: one file at a time (each must fit), kept after each; finished files are not
+    read again."""
+    model, done = StreamingRidgeSD(), []
+    if state.is_file():
+        kept = load_checkpoint(state)
+        if not isinstance(kept, dict) or {"moments", "files", "many", "dtype"} - set(kept):
+            raise InputError(f"{state} is no state of 'ridge-sd stream'; name another file with --state")
+        model.restore(RowMoments(**kept["moments"]), bool(kept["many"]), str(kept["dtype"]))
+        done = list(kept["files"])
     with progress_bar() as progress:
         for path in progress(files, label="stream"):
             if str(path.resolve()) in done:
@@ -261,9 +264,11 @@ def stream(
                     f"{path}, block {number}: {error}; what was counted before is kept in {state}"
                 ) from error
             model = part if not hasattr(model, "moments_") else model.merge(part)
-            model.save(state)
             done.append(str(path.resolve()))
-            atomic_write(done_file, json.dumps(done))
+            # One file for both: a file is either counted and named, or neither.
+            save_checkpoint(
+                state, {"moments": vars(model.moments_), "many": model.many, "dtype": model.dtype, "files": done}
+            )
     model.finalize()
     i = int(np.argmin(np.abs(model.path_.alpha - model.alpha_)))
     found = {"rows": model.n_samples_seen_, "features": model.n_features_in_, "alpha": model.alpha_, "xi": model.xi_}

@@ -86,6 +86,7 @@ class Spectrum:
         y_mean: means of the targets, (q,).
         U: left singular vectors, (n, r).
         to_coef: maps right-hand sides c, (r, k), to V diag(s) c, (p, k).
+        frequency: whether weights are numbers of copies.
     """
 
     s2: np.ndarray
@@ -101,6 +102,14 @@ class Spectrum:
     y_mean: np.ndarray
     U: np.ndarray
     to_coef: CoefMap
+    frequency: bool = True
+
+    def effective_rows(self, eval_weight: np.ndarray | None = None) -> float:
+        """Rows that weighted means of the criteria are worth (Kish): unchanged when importance or evaluation weights
+        are scaled; the sum of frequency weights where there are no others."""
+        v = np.ones_like(self.weights) if eval_weight is None else eval_weight
+        counts, importance = (self.weights, v) if self.frequency else (np.ones_like(v), self.weights * v)
+        return float(counts @ importance) ** 2 / float(counts @ np.square(importance))
 
     @property
     def free(self) -> float:
@@ -190,7 +199,8 @@ def decompose(
             Xw *= root[:, None]
         s2, U, to_coef = _dense_factors(Xw, solver, alpha_min)
     n_eff, removed = _effective(w, sample_weight_type)
-    return finish_spectrum(s2, U, to_coef, centred, w, n_eff, removed, fit_intercept, x_mean, y_mean)
+    frequency = sample_weight_type == "frequency"
+    return finish_spectrum(s2, U, to_coef, centred, w, n_eff, removed, fit_intercept, x_mean, y_mean, frequency)
 
 
 def finish_spectrum(
@@ -204,6 +214,7 @@ def finish_spectrum(
     intercept: bool,
     x_mean: np.ndarray,
     y_mean: np.ndarray,
+    frequency: bool,
 ) -> Spectrum:
     """A :class:`Spectrum` from its factors; the part of the targets outside their span is measured on the residual."""
     Uty = U.T @ target
@@ -222,6 +233,7 @@ def finish_spectrum(
         y_mean=y_mean,
         U=U,
         to_coef=to_coef,
+        frequency=frequency,
     )
 
 
@@ -231,7 +243,11 @@ Factors = tuple[np.ndarray, np.ndarray, CoefMap]
 def kept_eigenpairs(gram: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Eigenvalues above the rounding level of a Gram matrix of a design with max(n, p) = ``size``, largest first."""
     # numpy's, not scipy's: their wheels carry a BLAS each, and the threads of two get into each other's way.
-    values, vectors = np.linalg.eigh(gram)
+    return kept_pairs(*np.linalg.eigh(gram), size)
+
+
+def kept_pairs(values: np.ndarray, vectors: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The same from all eigenvalues, ascending, and eigenvectors."""
     order = np.flatnonzero(values > max(values[-1], 0.0) * size * np.finfo(float).eps)[::-1]
     return values[order], vectors[:, order]
 
@@ -307,6 +323,11 @@ def _powers(a: np.ndarray, rounds: int) -> list[np.ndarray]:
 
 def gcv_scales(spectrum: Spectrum, a: np.ndarray, rounds: int) -> list[np.ndarray]:
     """1 - tr(S^(k+1)) / n for k = 0..rounds with the intercept's degree of freedom, from a of shape (L, r)."""
+    if spectrum.free < -1e-9:
+        raise ValueError(
+            f"the weights sum to {spectrum.n_eff:g}, less than the rank {spectrum.s2.size} of the design: they are no numbers of "
+            "copies; use sample_weight_type='importance'"
+        )
     return [(x.sum(-1) + spectrum.free) / spectrum.n_eff for x in _powers(a, rounds)]
 
 
@@ -433,7 +454,7 @@ def estimate_sigma2(spectrum: Spectrum, alpha: np.ndarray) -> np.ndarray:
 
 
 def _moments_of_pairs(
-    r: np.ndarray, d: np.ndarray, weights: np.ndarray
+    r: np.ndarray, d: np.ndarray, weights: np.ndarray, rows: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """R, R - C, D and the standard error of xi, (L, q), from residuals r and differences d = r - r_pd, (n, L, q)."""
     total = weights.sum()
@@ -446,7 +467,7 @@ def _moments_of_pairs(
     R, gap, D = mean(r, r), mean(r, d), mean(d, d)
     xi = np.divide(gap, D, out=np.zeros_like(gap), where=D > 0)
     influence = (r - xi * d) * raw
-    spread = np.sqrt(mean(influence, influence) / total)
+    spread = np.sqrt(mean(influence, influence) / rows)
     return R, gap, D, np.divide(spread, D, out=np.zeros_like(D), where=D > 0)
 
 
@@ -470,6 +491,7 @@ def loo_moments(spectrum: Spectrum, alpha: np.ndarray, eval_weight: np.ndarray |
     take = (spectrum.removed / spectrum.weights)[:, None]
     base = (spectrum.removed / spectrum.total_weight)[:, None] * spectrum.intercept
     weights = spectrum.weights if eval_weight is None else spectrum.weights * eval_weight
+    rows = spectrum.effective_rows(eval_weight)
     parts: list[tuple[np.ndarray, ...]] = []
     block = max(1, CHUNK // (n * q))
     for low in range(0, alpha.size, block):
@@ -486,7 +508,7 @@ def loo_moments(spectrum: Spectrum, alpha: np.ndarray, eval_weight: np.ndarray |
         loo = (spectrum.target[:, None, :] - fitted) / (root[:, None] * keep)[..., None]
         # loo - loo_pd = -alpha d loo / d alpha
         difference = (slope[..., None] * loo - moved / root[:, None, None]) / keep[..., None]
-        parts.append(_moments_of_pairs(loo, difference, weights))
+        parts.append(_moments_of_pairs(loo, difference, weights, rows))
     return Moments(*(np.concatenate(x) for x in zip(*parts, strict=True)))
 
 
@@ -523,7 +545,7 @@ def holdout_moments(
         outputs = np.asarray(X_val @ coef - spectrum.x_mean @ coef).reshape(m, 2, some.size, q)
         r = y_val[:, None] - spectrum.y_mean - outputs[:, 0]
         # beta_pd - beta = -v_1, so r - r_pd = x'(beta_pd - beta) = -x'v_1
-        parts.append(_moments_of_pairs(r, -outputs[:, 1], w))
+        parts.append(_moments_of_pairs(r, -outputs[:, 1], w, float(m)))
     return Moments(*(np.concatenate(x) for x in zip(*parts, strict=True)))
 
 
@@ -773,8 +795,9 @@ class SDPath:
         w = self.spectrum.weights if self.eval_weight is None else self.spectrum.weights * self.eval_weight
         gain = (np.square(plain) - np.square(student)).sum(1)
         mean = float(w @ gain / w.sum())
-        spread = float(w @ np.square(gain - mean)) / max(float(w.sum()) - 1, 1e-300)
-        return mean, math.sqrt(spread / float(w.sum()))
+        variance = float(w @ np.square(gain - mean)) / float(w.sum())
+        rows = self.spectrum.effective_rows(self.eval_weight)
+        return mean, math.sqrt(variance / max(rows - 1, 1e-12))
 
     def coef(self, i: int, xi: float | np.ndarray | None = None) -> np.ndarray:
         """Coefficients at the i-th penalty, (p, q); ``xi`` defaults to the best one there."""
@@ -793,6 +816,8 @@ class SDPath:
         order = np.argsort(self.alpha)
         log, slope = np.log(self.alpha[order]), -2 * total(self.R - self.C)[order]
         i = int(np.argmin(total(self.R)[order]))
+        if i in (0, order.size - 1):
+            warnings.warn("the least risk lies at the edge of the grid, where R' is not 0: widen it", stacklevel=2)
         threshold = 0.5 * float(np.gradient(slope, log)[i] - slope[i])
         D = float(total(self.D)[order][i])
         return Curvature(float(self.alpha[order][i]), D, threshold, threshold > D)
@@ -927,5 +952,5 @@ def xi_standard_error(
         influence, square = influence.sum(1, keepdims=True), square.sum(1, keepdims=True)
     w, total = spectrum.weights[:, None], spectrum.weights.sum()
     D = (w * square).sum(0) / total
-    spread = np.sqrt((w * np.square(influence)).sum(0) / total / total)
+    spread = np.sqrt((w * np.square(influence)).sum(0) / total / spectrum.effective_rows())
     return np.broadcast_to(np.divide(spread, D, out=np.zeros_like(D), where=D > 0), xi.shape)

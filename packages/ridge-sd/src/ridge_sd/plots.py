@@ -10,6 +10,8 @@ import numpy as np
 
 from papershelf.plot import COLOURS, figure, save
 
+PLATE = {"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1.5}
+
 
 class TestCurves(NamedTuple):
     """Test risks along the same penalties: plain ridge, the student as tuned, and the best student in hindsight."""
@@ -73,8 +75,12 @@ def path(
         bottom.set_ylim(-1.6 * spread - 0.3, 1.6 * spread + 0.3)
         bottom.set_ylabel(r"mixing weight $\xi$")
         bottom.set_xlabel(r"penalty $\lambda$ = alpha / n")
-        bottom.annotate("ξ > 0: shrinks more than ridge", (0.01, 0.93), xycoords="axes fraction", fontsize=8, va="top")
-        bottom.annotate("ξ < 0: undoes too much shrinkage", (0.01, 0.05), xycoords="axes fraction", fontsize=8)
+        bottom.annotate(
+            "ξ > 0: shrinks more than ridge", (0.01, 0.93), xycoords="axes fraction", fontsize=8, va="top", bbox=PLATE
+        )
+        bottom.annotate(
+            "ξ < 0: undoes too much shrinkage", (0.01, 0.05), xycoords="axes fraction", fontsize=8, bbox=PLATE
+        )
         bottom.legend(fontsize="small", loc="upper right")
         for axes in (top, bottom):
             if chosen is not None:

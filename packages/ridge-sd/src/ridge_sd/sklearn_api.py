@@ -17,7 +17,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, Regre
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics.pairwise import pairwise_kernels
 from sklearn.preprocessing import LabelBinarizer
-from sklearn.utils import compute_sample_weight
+from sklearn.utils import check_X_y, compute_sample_weight
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.multiclass import check_classification_targets
@@ -26,6 +26,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from ridge_sd.core import (
     MAX_ROUNDS,
     PrimalMap,
+    Rounds,
     SDPath,
     Spectrum,
     _effective,
@@ -34,7 +35,7 @@ from ridge_sd.core import (
     estimate_sigma2,
     finish_spectrum,
     fit_rounds,
-    kept_eigenpairs,
+    kept_pairs,
     optimal_xi,
     sd_path,
     student_coef,
@@ -122,10 +123,28 @@ class _SelfDistilled(BaseEstimator):
             **extra,
         )
 
+    def _bounded_rounds(self, path: SDPath, alpha: float, noise: np.ndarray | None) -> Rounds | None:
+        """The best combination of as many rounds, at least two, as keep every xi within the bounds; None if none does."""
+        low, high = (-math.inf, math.inf) if self.xi_bounds is None else self.xi_bounds
+        for K in range(self.n_rounds, 1, -1):
+            found = fit_rounds(
+                path.spectrum,
+                alpha,
+                path.criterion,
+                K,
+                xi_mode=self.xi_mode,
+                eval_weight=path.eval_weight,
+                sigma2=noise,
+            )
+            if self.xi_bounds is None or bool(((found.xi >= low) & (found.xi <= high)).all()):
+                return found
+        return None
+
     def _mixture(self, path: SDPath, index: int, xi: np.ndarray) -> np.ndarray:
         """Coefficients of v_1..v_K, (K, q); sets what is learned about the mixture."""
         spectrum, alpha = path.spectrum, float(path.alpha[index])
         shared = path.R.ndim == 1
+        rounds = None
         if self.n_rounds > 1 and xi.any():
             noise = None
             if path.criterion == "cp":
@@ -133,21 +152,15 @@ class _SelfDistilled(BaseEstimator):
                 noise = (
                     estimate_sigma2(spectrum, path.alpha) if self.sigma2 is None else np.broadcast_to(self.sigma2, (q,))
                 )
-            rounds = fit_rounds(
-                spectrum,
-                alpha,
-                path.criterion,
-                self.n_rounds,
-                xi_mode=self.xi_mode,
-                eval_weight=path.eval_weight,
-                sigma2=noise,
-            )
+            rounds = self._bounded_rounds(path, alpha, noise)
+        if rounds is not None:
             self.mix_weights_, self.xi_ = _of_targets(rounds.weights, shared), _of_targets(rounds.xi, shared)
             self.xi_se_, risk = math.nan, rounds.risk.sum() if shared else rounds.risk
             mix = rounds.mix
+            if hasattr(self, "best_score_"):
+                self.best_score_ = -float(np.sum(risk))
         else:
-            mix = np.zeros((self.n_rounds, xi.size))
-            mix[0] = -xi
+            mix = -xi[None]
             self.xi_ = float(xi[0]) if shared else xi
             self.mix_weights_ = _of_targets(np.stack([1 - xi, xi]), shared)
             risk = path.R_sd[index] if xi.any() else path.R[index]
@@ -294,10 +307,12 @@ def _split_options(criterion: str, X: Any, eval_weight: Any, X_val: Any, y_val: 
     if (X_val is None) != (y_val is None) or (X_val is not None) != (criterion == "holdout"):
         raise ValueError(f"X_val and y_val go together and with criterion='holdout', got criterion={criterion!r}")
     if X_val is not None:
-        extra["validation"] = (
-            X_val if sparse.issparse(X_val) else np.asarray(X_val, dtype=float),
-            np.asarray(y_val, dtype=float),
+        V, t = check_X_y(
+            X_val, y_val, accept_sparse=["csr", "csc"], dtype=np.float64, multi_output=True, y_numeric=True
         )
+        if V.shape[1] != X.shape[1]:
+            raise ValueError(f"X_val must have the {X.shape[1]} features of X, got {V.shape[1]}")
+        extra["validation"] = (V, np.asarray(t, dtype=float))
     return extra
 
 
@@ -334,7 +349,7 @@ class RidgeSD(MultiOutputMixin, RegressorMixin, _LinearSD):
         alpha: penalty on the scale of ``||y - X b||^2 + alpha ||b||^2`` (n times the paper's lambda). 0 only for a
             design of full column rank.
         xi: mixing weight, or ``"auto"``.
-        n_rounds: rounds of distillation, 1 to 5.
+        n_rounds: rounds of distillation, 1 to 5; fewer are used where ``xi_bounds`` would be left.
         criterion: ``"loo"``, ``"gcv"``, ``"cp"`` or ``"holdout"``, see :func:`ridge_sd.core.sd_path`.
         xi_mode: one xi for all targets or ``"per_target"``.
         xi_bounds: (low, high) for xi, or None; (0, 1) is the constrained student of earlier work.
@@ -539,6 +554,7 @@ class _ClassifierSD(ClassifierMixin, _LinearSD):
 
 
 _CLASSES: dict[str, Any] = {
+    "criterion": [StrOptions({"loo", "gcv", "cp"})],
     "class_weight": [dict, StrOptions({"balanced"}), None],
     "targets": [StrOptions({"signs", "one_hot"})],
 }
@@ -752,17 +768,18 @@ class KernelRidgeSD(MultiOutputMixin, RegressorMixin, _SelfDistilled):
             self._mean = float(w @ self._means / total)
             K = K - self._means - self._means[:, None] + self._mean
         Kw = root[:, None] * K * root
-        values = np.linalg.eigvalsh(Kw)[[0, -1]] if self.kernel == "precomputed" else None
-        if values is not None and values[0] < -1e-8 * max(values[1], 0.0):
+        values, vectors = np.linalg.eigh(Kw)
+        if values[0] < -1e-8 * max(values[-1], 0.0):
             warnings.warn(
                 f"the kernel is not positive semidefinite: eigenvalue {values[0]:.3g} is clipped to 0", stacklevel=4
             )
-        s2, U = kept_eigenpairs(Kw, n)
+        s2, U = kept_pairs(values, vectors, n)
         n_eff, removed = _effective(w, self.sample_weight_type)
         target = root[:, None] * (Y - y_mean)
         # sqrt(W) U c with c = U'y / (s^2 + alpha) are dual coefficients.
         to_dual = PrimalMap(root[:, None] * U, np.ones(s2.size))
-        return finish_spectrum(s2, U, to_dual, target, w, n_eff, removed, self.center, np.zeros(1), y_mean)
+        frequency = self.sample_weight_type == "frequency"
+        return finish_spectrum(s2, U, to_dual, target, w, n_eff, removed, self.center, np.zeros(1), y_mean, frequency)
 
     def _fit_kernel(self, X: Any, y: Any, sample_weight: Any, alphas: np.ndarray | None) -> None:
         self._check_options()
@@ -774,6 +791,8 @@ class KernelRidgeSD(MultiOutputMixin, RegressorMixin, _SelfDistilled):
         weights = _checked_weights(sample_weight, X)
         self.X_fit_, many = X, y.ndim == 2
         K = np.asarray(self._kernel(X), dtype=float)
+        if self.kernel == "precomputed" and not np.allclose(K, K.T, rtol=1e-6, atol=1e-8 * float(np.abs(K).max())):
+            raise ValueError("a precomputed kernel must be symmetric, got one that is not")
         if weights is not None and not weights.all():
             rows = np.flatnonzero(weights)
         else:
@@ -796,7 +815,7 @@ class KernelRidgeSD(MultiOutputMixin, RegressorMixin, _SelfDistilled):
             if self.center:
                 dual = dual - (1 if kept is None else kept[:, None]) * dual.sum(0) / total
             full[rows] = dual
-            setattr(self, f"{name}dual_coef_", full if many else full[:, 0])
+            setattr(self, f"{name}dual_coef_", (full if many else full[:, 0]).astype(X.dtype))
             self._offsets[name] = spectrum.y_mean - self._means @ dual if self.center else spectrum.y_mean
         offset = self._offsets[""]
         self.intercept_ = offset if many else float(offset[0])
@@ -815,7 +834,7 @@ class KernelRidgeSD(MultiOutputMixin, RegressorMixin, _SelfDistilled):
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse=["csr", "csc"], dtype=[np.float64, np.float32], reset=False)
         K = self._kernel(X, self.X_fit_)
-        return K @ self.dual_coef_ + self.intercept_
+        return K @ self.dual_coef_ + np.asarray(self.intercept_, dtype=self.dual_coef_.dtype)
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()

@@ -64,14 +64,18 @@ class RowMoments:
         if weights is None:
             x_mean, y_mean, total = X.mean(0), Y.mean(0), float(len(X))
             Xc, Yc = X - x_mean, Y - y_mean
-            return RowMoments(total, len(X), x_mean, y_mean, Xc.T @ Xc, Xc.T @ Yc, np.square(Yc).sum(0))
+            return RowMoments(total, len(X), x_mean, y_mean, Xc.T @ Xc, Xc.T @ Yc, np.square(Yc).sum(0))._finite()
         total = float(weights.sum())
         x_mean, y_mean = weights @ X / total, weights @ Y / total
         Xc, Yc = X - x_mean, Y - y_mean
         Xw = weights[:, None] * Xc
-        return RowMoments(
-            total, int((weights > 0).sum()), x_mean, y_mean, Xc.T @ Xw, Xw.T @ Yc, weights @ np.square(Yc)
-        )
+        rows = int((weights > 0).sum())
+        return RowMoments(total, rows, x_mean, y_mean, Xc.T @ Xw, Xw.T @ Yc, weights @ np.square(Yc))._finite()
+
+    def _finite(self) -> RowMoments:
+        if not (np.isfinite(self.Sxx).all() and np.isfinite(self.Sxy).all() and np.isfinite(self.Syy).all()):
+            raise ValueError("a block holds NaN or infinite values")
+        return self
 
     def __add__(self, other: RowMoments) -> RowMoments:
         """Moments of both sets of rows: S = S_a + S_b + (w_a w_b / (w_a + w_b)) d d'."""
@@ -231,6 +235,8 @@ class StreamingRidgeSD(MultiOutputMixin, RegressorMixin, BaseEstimator):
         """Add the rows that another instance has seen."""
         check_is_fitted(self, "moments_")
         check_is_fitted(other, "moments_")
+        if self._many != other._many:
+            raise ValueError("one of the two was fitted to y of 1 dimension, the other to y of 2")
         self.moments_ = self.moments_ + other.moments_
         self._stale, self.n_samples_seen_ = True, self.moments_.rows
         return self
@@ -246,7 +252,12 @@ class StreamingRidgeSD(MultiOutputMixin, RegressorMixin, BaseEstimator):
         grid = self.moments_.total * DEFAULT_LAMS if self.alphas is None else np.asarray(self.alphas, dtype=float)
         moments = None if blocks is None else second_pass(spectrum, grid, blocks)
         self.path_: SDPath = sd_path(
-            spectrum, grid, criterion="gcv", xi_mode=self.xi_mode, xi_bounds=self.xi_bounds, moments=moments
+            spectrum,
+            grid,
+            criterion="gcv" if moments is None else "loo",
+            xi_mode=self.xi_mode,
+            xi_bounds=self.xi_bounds,
+            moments=moments,
         )
         chosen = self.path_.best(self.select, guard_se=0)
         self.alpha_ = float(grid[chosen.index])
@@ -300,9 +311,23 @@ class StreamingRidgeSD(MultiOutputMixin, RegressorMixin, BaseEstimator):
         except (KeyError, ValueError, OSError, EOFError, BadZipFile) as error:
             raise ValueError(f"{path} holds no moments of StreamingRidgeSD: {error}") from None
         fields["total"], fields["rows"] = float(fields["total"]), int(fields["rows"])
-        self.moments_ = RowMoments(**fields)
-        self._many, self._dtype, self._stale = many, dtype, True
-        self.n_samples_seen_, self.n_features_in_ = self.moments_.rows, self.moments_.x_mean.size
+        return self.restore(RowMoments(**fields), many, str(dtype))
+
+    @property
+    def many(self) -> bool:
+        """Whether targets came with two dimensions."""
+        return self._many
+
+    @property
+    def dtype(self) -> str:
+        """Type of the features seen."""
+        return str(self._dtype)
+
+    def restore(self, moments: RowMoments, many: bool, dtype: str) -> StreamingRidgeSD:
+        """Go on from moments kept elsewhere, with :attr:`many` and :attr:`dtype` as they were."""
+        self.moments_ = moments
+        self._many, self._dtype, self._stale = many, np.dtype(dtype), True
+        self.n_samples_seen_, self.n_features_in_ = moments.rows, moments.x_mean.size
         return self
 
     def from_blocks(self, blocks: Iterable[tuple[Any, Any]], n_jobs: int = 1) -> StreamingRidgeSD:
