@@ -325,8 +325,8 @@ def gcv_scales(spectrum: Spectrum, a: np.ndarray, rounds: int) -> list[np.ndarra
     """1 - tr(S^(k+1)) / n for k = 0..rounds with the intercept's degree of freedom, from a of shape (L, r)."""
     if spectrum.free < -1e-9:
         raise ValueError(
-            f"the weights sum to {spectrum.n_eff:g}, less than the rank {spectrum.s2.size} of the design: they are no numbers of "
-            "copies; use sample_weight_type='importance'"
+            f"the weights sum to {spectrum.n_eff:g}, less than the rank {spectrum.s2.size} of the design: they are no "
+            "numbers of copies; use sample_weight_type='importance'"
         )
     return [(x.sum(-1) + spectrum.free) / spectrum.n_eff for x in _powers(a, rounds)]
 
