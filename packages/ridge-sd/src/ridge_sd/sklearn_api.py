@@ -124,7 +124,7 @@ class _SelfDistilled(BaseEstimator):
         )
 
     def _bounded_rounds(self, path: SDPath, alpha: float, noise: np.ndarray | None) -> Rounds | None:
-        """The best combination of as many rounds, at least two, as keep every xi within the bounds; None if none does."""
+        """The best combination of as many rounds, at least two, as keep all xi within the bounds, or None."""
         low, high = (-math.inf, math.inf) if self.xi_bounds is None else self.xi_bounds
         for K in range(self.n_rounds, 1, -1):
             found = fit_rounds(
