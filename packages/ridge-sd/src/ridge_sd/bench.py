@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from sklearn.linear_model import RidgeCV
+from threadpoolctl import threadpool_limits
 
 from papershelf import Streams, require
 from papershelf.bench import as_values, compare, markdown_table, write_results
@@ -23,8 +24,15 @@ def _problem(n: int, p: int, q: int, rng: np.random.Generator) -> tuple[np.ndarr
 
 
 def path(out: Path, quick: bool = False) -> dict[str, str]:
-    """100 penalties with exact leave-one-out, the same grid and the same chosen penalty, and himalaya on many
-    targets."""
+    """100 penalties with exact leave-one-out, the same grid and the same chosen penalty, and himalaya on many targets.
+
+    One thread: numpy's and scipy's wheels bring a thread pool each, and two of them on two cores measure each other.
+    """
+    with threadpool_limits(1):
+        return _path(out, quick)
+
+
+def _path(out: Path, quick: bool) -> dict[str, str]:
     rng, tables, values = Streams(0).numpy("path"), {}, {}
     shapes = ((200, 50, 1), (50, 200, 1)) if quick else ((2000, 500, 1), (500, 2000, 1), (5000, 300, 10))
     for n, p, q in shapes:
