@@ -158,7 +158,11 @@ def measure_dense(run: Run) -> Outcome:
     meters = {s: [_meter(s, run.seed + i, steps, test) for i in range(seeds)] for s in SETTINGS}
     scores = {name: [m.miou for m in found] for name, found in meters.items()}
     rng = run.streams.numpy("C5")
-    intervals = {name: found[0].interval(rng) for name, found in meters.items()}
+    intervals = {}
+    for name, found in meters.items():  # over scenes and seeds together
+        every = ConfusionMeter(found[0].classes)
+        every.parts = [part for meter in found for part in meter.parts]
+        intervals[name] = every.interval(rng)
     geometric = max(np.mean(scores["Morton"]), np.mean(scores["Hilbert"]))
     pictures = viz.leakage_picture(
         run.out / "orders.png",
