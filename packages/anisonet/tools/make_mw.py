@@ -1,7 +1,7 @@
 """Make the two data sets that the package ships, mw-scenes and mw-objects, from an unpacked Meta-World wheel.
 
     pip download --no-deps metaworld==3.1.1 && unzip metaworld-3.1.1-py3-none-any.whl -d wheel
-    pip install "mujoco>=3.3" && python tools/make_mw.py wheel src/anisonet/embedded
+    pip install "mujoco>=3.3" && python tools/make_mw.py wheel src/anisonet/embedded/data
 
 Meta-World (MIT licence, Farama Foundation) holds 44 robot scenes in MuJoCo's format. This script places every scene
 in six

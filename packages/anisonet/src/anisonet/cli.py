@@ -637,5 +637,5 @@ def make_mw() -> None:
         "pip download --no-deps metaworld==3.1.1\n"
         "unzip metaworld-3.1.1-py3-none-any.whl -d wheel\n"
         "pip install 'mujoco>=3.3'\n"
-        "python packages/anisonet/tools/make_mw.py wheel packages/anisonet/src/anisonet/embedded"
+        "python packages/anisonet/tools/make_mw.py wheel packages/anisonet/src/anisonet/embedded/data"
     )
