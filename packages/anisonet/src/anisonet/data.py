@@ -33,7 +33,10 @@ class Dataset(NamedTuple):
 
 
 def _embedded(name: str) -> dict[str, np.ndarray]:
-    with (files("anisonet") / "embedded" / "data" / name).open("rb") as file, np.load(file, allow_pickle=False) as archive:
+    with (
+        (files("anisonet") / "embedded" / "data" / name).open("rb") as file,
+        np.load(file, allow_pickle=False) as archive,
+    ):
         return {key: archive[key] for key in archive.files}
 
 
