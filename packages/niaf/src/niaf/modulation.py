@@ -199,8 +199,8 @@ class HyperNetwork(nn.Module):
         self.width, self.rank = field.width, rank
         sizes = [rank * (field.width + n) + field.width for n in self.fan_in]
         self.maps = nn.ModuleList(nn.Linear(dim, size) for size in sizes)
-        layer: Any
-        for layer, n in zip(self.maps, self.fan_in, strict=True):
+        layers: Any = self.maps
+        for layer, n in zip(layers, self.fan_in, strict=True):
             nn.init.normal_(layer.weight, std=0.1 / dim**0.5)
             nn.init.zeros_(layer.bias)
             with torch.no_grad():  # U is zero at first, V is not: the prior, with a gradient

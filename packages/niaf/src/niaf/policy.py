@@ -113,9 +113,10 @@ class NIAFPolicy(nn.Module):
             self.backbone = self._vlm(options)
         else:
             raise InputError(f"backbone must be state, act, vlm or florence2, got {config.backbone!r}")
+        width: Any = self.backbone.out_dim
         self.head: ActionHead = make_head(
             config.head,
-            int(self.backbone.out_dim),
+            width,
             config.action_dim,
             config.horizon,
             config.fps,
