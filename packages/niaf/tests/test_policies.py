@@ -181,9 +181,9 @@ def test_bad_values_are_refused(action, message):
 
 
 def test_a_conditioned_field_beats_constant_velocity_on_held_out_demonstrations():
-    data = lasa_task(range(5), 11, stride=0.15, dense=2)
-    head = train_head("field", data, 300, seed=0)
-    test = lasa_task((5, 6), 11, stride=0.5, dense=21)
+    data = lasa_task(range(5), 11, stride=0.3, dense=2)
+    head = train_head("field", data, 250, seed=0, width=32, batch=64)
+    test = lasa_task((5, 6), 11, stride=1.0, dense=21)
     errors = head_errors(head, test)
     assert errors["position"].mean() < errors["constant"].mean()
 
@@ -268,7 +268,7 @@ def test_florence2_takes_queries_as_decoder_inputs():
     backbone = Florence2Backbone.from_config(config, 6)
     z = backbone({"input_ids": torch.randint(3, 90, (2, 5)), "attention_mask": torch.ones(2, 5, dtype=torch.long)})
     assert z.shape == (2, 6, 32)
-    (g,) = torch.autograd.grad(z[0, 0].sum(), backbone.queries)
+    (g,) = torch.autograd.grad(z[0, 0, 0], backbone.queries)  # not the sum: a layer norm keeps it constant
     assert float(g[-1].abs().sum()) > 0
 
 

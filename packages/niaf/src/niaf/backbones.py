@@ -247,15 +247,26 @@ class Florence2Backbone(nn.Module):
         ids = batch["input_ids"]
         q = self.num_queries
         dtype = next(self.model.parameters()).dtype
-        queries = self.queries.to(dtype).expand(len(ids), -1, -1)
         everything = torch.zeros(len(ids), 1, q, q, dtype=dtype, device=ids.device)
-        found = self.model(
-            input_ids=ids,
-            attention_mask=batch.get("attention_mask"),
-            pixel_values=batch.get("pixel_values"),
-            decoder_inputs_embeds=queries,
-            decoder_attention_mask=everything,
-            output_hidden_states=True,
-            use_cache=False,
-        )
+        placeholders = ids.new_full((len(ids), q), int(self.model.config.text_config.pad_token_id or 0))
+
+        # transformers gives Florence's decoder ids beside any embeddings and then refuses both: replace their embedding
+        def queries(_: nn.Module, given: tuple[Any, ...], embedded: Tensor) -> Tensor:
+            mine = bool(given) and given[0].data_ptr() == placeholders.data_ptr()
+            return self.queries.to(embedded.dtype).expand(len(ids), -1, -1) if mine else embedded
+
+        language = self.model.get_decoder()
+        hook = getattr(language, "decoder", language).embed_tokens.register_forward_hook(queries)
+        try:
+            found = self.model(
+                input_ids=ids,
+                attention_mask=batch.get("attention_mask"),
+                pixel_values=batch.get("pixel_values"),
+                decoder_input_ids=placeholders,
+                decoder_attention_mask=everything,
+                output_hidden_states=True,
+                use_cache=False,
+            )
+        finally:
+            hook.remove()
         return found.decoder_hidden_states[-1].float()

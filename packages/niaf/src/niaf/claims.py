@@ -296,7 +296,7 @@ def measure_benchmarks(run: Run) -> Outcome:
     calvin, libero = float(run.options["calvin"]), float(run.options["libero"])
     if not calvin and not libero:
         raise InputError(
-            "N8 judges results of the recipes (niaf recipe calvin | libero): give --calvin AVERAGE_LENGTH or --libero MEAN"
+            "N8 judges results of the recipes (niaf recipe calvin | libero): give --calvin LENGTH or --libero MEAN"
         )
     parts, holds = [], True
     for name, value, target, margin in (

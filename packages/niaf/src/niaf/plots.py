@@ -77,8 +77,10 @@ def pareto(target: Path, weights: Sequence[float], jerk: np.ndarray, velocity: n
     """Velocity error against RMS jerk, one point a weight."""
     with figure(5.6, 4.0) as (drawing, axis):
         axis.plot(jerk, velocity, "o-", color=COLOURS[0])
-        for w, x, y in zip(weights, jerk, velocity, strict=True):
-            axis.annotate(f"λ = {w:g}", (x, y), textcoords="offset points", xytext=(6, 6), fontsize=8)
+        for number, (w, x, y) in enumerate(zip(weights, jerk, velocity, strict=True)):
+            away = (8, -4) if number % 2 else (-44, 4)
+            axis.annotate(f"λ = {w:g}", (x, y), textcoords="offset points", xytext=away, fontsize=8)
+        axis.margins(x=0.25)
         axis.set_xscale("log")
         axis.set_xlabel("RMS jerk, 1/s³")
         axis.set_ylabel("relative velocity error")

@@ -160,8 +160,10 @@ def train(
         rise = min(1.0, (step + 1) / max(1, options.warm_up))
         return rise * 0.5 * (1 + math.cos(math.pi * step / max(1, options.steps)))
 
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, rate)
-    first, history = _resumed(out, policy, optimiser, schedule, options)
+    first, history = _resumed(out, policy, optimiser, options)
+    for group in optimiser.param_groups:
+        group["initial_lr"] = group.get("initial_lr", group["lr"])
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, rate, last_epoch=first - 1)
     policy.train()
     for step in progress(range(first, options.steps)):
         rng = np.random.default_rng([options.seed, step, rank])
@@ -200,7 +202,7 @@ def _keep(
 
 
 def _resumed(
-    out: Path, policy: NIAFPolicy, optimiser: Any, schedule: Any, options: TrainOptions
+    out: Path, policy: NIAFPolicy, optimiser: Any, options: TrainOptions
 ) -> tuple[int, list[dict[str, float]]]:
     if not (out / STATE).is_file():
         return 0, []
@@ -213,12 +215,7 @@ def _resumed(
         raise InputError(f"{out} holds a run of another policy: {str(error).splitlines()[0]}") from None
     state = optimiser.state_dict()
     state["state"] = {int(i): dict(m) for i, m in kept["moments"].items()}
-    for group, now in zip(state["param_groups"], optimiser.param_groups, strict=True):
-        group["initial_lr"] = now["initial_lr"]
     optimiser.load_state_dict(state)
-    schedule.last_epoch = kept["step"] - 1
-    for _ in range(1):
-        schedule.step()
     return int(kept["step"]), list(kept["history"])
 
 
