@@ -152,7 +152,7 @@ def _polish(
         total.backward()
         return total
 
-    optimiser.step(closure)  # ty: ignore[invalid-argument-type]
+    optimiser.step(closure)
 
 
 def fit_field(
