@@ -1,0 +1,6 @@
+"""The ``cadre`` command."""
+
+from cadre.claims import PAPER
+from papershelf import cli
+
+app = cli.app(PAPER)
