@@ -1,7 +1,7 @@
 """Causal discovery without (and with) hidden variables, behind one signature: ``method(X, mask=None) -> GraphResult``.
 
-X is one long series (T, d). Methods of other libraries need the extra ``baselines``; those of tigramite and causal-learn
-see the series as it is, ``adjacency[i, j]`` means j -> i here as everywhere.
+X is one long series (T, d). Methods of other libraries need the extra ``baselines``; ``adjacency[i, j]`` means j -> i
+here as everywhere.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def _result(
     if mask is not None:
         edges &= checked_mask(mask, len(edges))
         undirected = tuple((i, j) for i, j in undirected if mask[i, j] or mask[j, i])
-    return GraphResult(np.where(edges, weights, 0.0), edges, scores=np.abs(weights), undirected=undirected, method=method)
+    return GraphResult(
+        np.where(edges, weights, 0.0), edges, scores=np.abs(weights), undirected=undirected, method=method
+    )
 
 
 # --- our own ------------------------------------------------------------------------------------------------------
@@ -141,7 +143,7 @@ def notears_mlp(
     threshold: float = 0.3,
     seed: int = 0,
 ) -> GraphResult:
-    """NOTEARS-MLP (Zheng et al. 2020): one hidden layer of sigmoids a series; an edge is the norm of its first weights."""
+    """NOTEARS-MLP (Zheng et al. 2020): a hidden layer of sigmoids a series; an edge is its first weights' norm."""
     values = torch.as_tensor(_standardised(X), dtype=torch.float64)
     n, d = values.shape
     rng = np.random.default_rng(seed)
@@ -152,7 +154,9 @@ def notears_mlp(
     def unpack(w: torch.Tensor) -> list[torch.Tensor]:
         return [part.view(s) for part, s in zip(torch.split(w, sizes), shapes, strict=True)]
 
-    def with_gradient(function: Callable[[list[torch.Tensor]], torch.Tensor]) -> Callable[[np.ndarray], tuple[float, np.ndarray]]:
+    def with_gradient(
+        function: Callable[[list[torch.Tensor]], torch.Tensor],
+    ) -> Callable[[np.ndarray], tuple[float, np.ndarray]]:
         def call(w: np.ndarray) -> tuple[float, np.ndarray]:
             given = torch.tensor(w, requires_grad=True)
             value = function(unpack(given))

@@ -168,8 +168,12 @@ def _renamed(field: Any, squeeze: Sequence[str], level: float | None) -> Any:
     if "expver" in field.dims:  # ERA5 and ERA5T: the final version where it exists
         first = field.isel(expver=0)
         field = first.combine_first(field.isel(expver=1)) if field.sizes["expver"] > 1 else first
-    drop = [dim for dim in field.dims if dim != "time" and field.sizes[dim] == 1 and (dim in squeeze or dim not in LATITUDES + LONGITUDES)]
-    field = field.isel({dim: 0 for dim in drop}, drop=True)
+    drop = [
+        dim
+        for dim in field.dims
+        if dim != "time" and field.sizes[dim] == 1 and (dim in squeeze or dim not in LATITUDES + LONGITUDES)
+    ]
+    field = field.isel(dict.fromkeys(drop, 0), drop=True)
     lat, lon = _find(list(field.coords), LATITUDES), _find(list(field.coords), LONGITUDES)
     renames = {old: new for old, new in ((lat, "lat"), (lon, "lon")) if old is not None and old != new}
     return field.rename(renames)
@@ -269,7 +273,9 @@ def _read_csv(path: Path, preset: str | None, places: str | Path | None) -> Any:
         raise DataError(f"{path.name}: expected a first column of times and columns of numbers: {error}") from error
     frame = frame.mask(frame == -9999.0) if preset == "jena" else frame
     field = xarray.DataArray(
-        frame.to_numpy(float), dims=("time", "cell"), coords={"time": index.to_numpy(), "cell": list(map(str, frame.columns))}
+        frame.to_numpy(float),
+        dims=("time", "cell"),
+        coords={"time": index.to_numpy(), "cell": list(map(str, frame.columns))},
     )
     if places is not None:
         table = pandas.read_csv(places)
@@ -279,7 +285,9 @@ def _read_csv(path: Path, preset: str | None, places: str | Path | None) -> Any:
         table = table.set_index(table["name"].astype(str)).reindex(field["cell"].values)
         if table["lat"].isna().any():
             raise DataError(f"{places} has no place for {table.index[table['lat'].isna()][0]!r}")
-        field = field.assign_coords(lat=("cell", table["lat"].to_numpy(float)), lon=("cell", table["lon"].to_numpy(float)))
+        field = field.assign_coords(
+            lat=("cell", table["lat"].to_numpy(float)), lon=("cell", table["lon"].to_numpy(float))
+        )
     return field
 
 
@@ -386,7 +394,10 @@ def _curvilinear_means(field: Any, boxes: tuple[int, int]) -> Any:
     steps = {a: max(1, field.sizes[a] // boxes[0]), b: max(1, field.sizes[b] // boxes[1])}
     weight = np.cos(np.radians(field["lat"]))
     radians = np.radians(field["lon"])
-    east, north = np.sin(radians).coarsen(steps, boundary="trim").mean(), np.cos(radians).coarsen(steps, boundary="trim").mean()
+    east, north = (
+        np.sin(radians).coarsen(steps, boundary="trim").mean(),
+        np.cos(radians).coarsen(steps, boundary="trim").mean(),
+    )
     lat = field["lat"].coarsen(steps, boundary="trim").mean()
     bare = field.drop_vars(["lat", "lon"])
     weight = weight.drop_vars(["lat", "lon"], errors="ignore")
@@ -485,9 +496,17 @@ def deseasonalised(cells: Any, season: str, detrend: bool, train_stop: int) -> A
 
 
 def _names(cells: Any, coords: np.ndarray | None) -> tuple[str, ...]:
-    levels = [name for name in ("plev", "level", "lev") if name in cells.coords and cells[name].ndim == 1 and cells[name].dims == ("cell",)]
+    levels = [
+        name
+        for name in ("plev", "level", "lev")
+        if name in cells.coords and cells[name].ndim == 1 and cells[name].dims == ("cell",)
+    ]
     if coords is None:
-        return tuple(str(v) for v in cells["cell"].values) if "cell" in cells.coords else tuple(f"x{i}" for i in range(cells.sizes["cell"]))
+        return (
+            tuple(str(v) for v in cells["cell"].values)
+            if "cell" in cells.coords
+            else tuple(f"x{i}" for i in range(cells.sizes["cell"]))
+        )
     if "cell" in cells.coords:
         return tuple(str(v) for v in cells["cell"].values)
     shown = [f"{abs(a):.3g}{'N' if a >= 0 else 'S'} {abs(o):.3g}{'E' if o >= 0 else 'W'}" for a, o in coords]
@@ -537,7 +556,9 @@ def ferret_file(name: str) -> Path:
     try:
         return debian_assets("ferret-datasets", {member: _FERRET[name]})[member]
     except InputError as error:
-        raise InputError(f"{name} is in the Debian package ferret-datasets (apt-get install ferret-datasets): {error}") from error
+        raise InputError(
+            f"{name} is in the Debian package ferret-datasets (apt-get install ferret-datasets): {error}"
+        ) from error
 
 
 def cmip6(train_share: float = 0.7) -> Climate:
@@ -563,7 +584,7 @@ def north_america(boxes: tuple[int, int] = (3, 4)) -> Climate:
 def darwin() -> Climate:
     """Monthly sea level pressure at Darwin 1866-2013, one series, without the monthly means."""
     path = _iris("SOI_Darwin.nc", "96376abb38655223749ea333230cf0c1a057a4716c2e343eaa3d5498a1b744b1")
-    return replace(open_climate(path, season="monthly"), name="darwin")
+    return replace(open_climate(path, season="monthly", max_missing=0.05), name="darwin")
 
 
 def pacific_winter(boxes: tuple[int, int] = (3, 5)) -> Climate:
@@ -576,7 +597,7 @@ def elnino() -> Climate:
     sets, xarray, pandas = require("statsmodels.datasets", EXTRA), require("xarray", EXTRA), require("pandas", EXTRA)
     table = sets.elnino.load_pandas().data
     values = table.iloc[:, 1:].to_numpy(float).ravel()
-    time = pandas.date_range(f"{int(table.iloc[0, 0])}-01-15", periods=len(values), freq="MS")
+    time = pandas.date_range(f"{int(table.iloc[0, 0])}-01-01", periods=len(values), freq="MS")
     field = xarray.DataArray(values[:, None], dims=("time", "cell"), coords={"time": time, "cell": ["nino12"]})
     return prepare(field, "elnino", season="monthly")
 
@@ -623,7 +644,9 @@ def _colorado_file() -> Path:
     try:
         return debian_assets("r-cran-fields", {member: _COLORADO_SHA})[member]
     except InputError as error:
-        raise InputError(f"the Colorado stations are in the Debian package r-cran-fields (apt-get install r-cran-fields): {error}") from error
+        raise InputError(
+            f"the Colorado stations are in the Debian package r-cran-fields (apt-get install r-cran-fields): {error}"
+        ) from error
 
 
 def fill_months(values: np.ndarray) -> np.ndarray:

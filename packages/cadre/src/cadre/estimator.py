@@ -94,7 +94,10 @@ def checked_series(X: Any) -> Series:
         if X.ndim == 2:
             other = next(dim for dim in X.dims if dim != "time")
             names = tuple(_name(value) for value in X[other].values) if other in X.coords else ()
-            found = [next((X[n].values for n in pair if n in X.coords), None) for pair in (("lat", "latitude"), ("lon", "longitude"))]
+            found = [
+                next((X[n].values for n in pair if n in X.coords), None)
+                for pair in (("lat", "latitude"), ("lon", "longitude"))
+            ]
             if all(f is not None and np.shape(f) == (X.shape[1],) for f in found):
                 coords = np.stack([np.asarray(f, dtype=float) for f in found], axis=1)
         X = X.values
@@ -107,7 +110,11 @@ def checked_series(X: Any) -> Series:
 
 
 def _name(value: Any) -> str:
-    return "/".join(f"{part:g}" if isinstance(part, float) else str(part) for part in value) if isinstance(value, tuple) else str(value)
+    return (
+        "/".join(f"{part:g}" if isinstance(part, float) else str(part) for part in value)
+        if isinstance(value, tuple)
+        else str(value)
+    )
 
 
 def check_times(times: np.ndarray) -> None:
@@ -121,7 +128,16 @@ def check_times(times: np.ndarray) -> None:
     if len(times) < 3:
         return
     steps = np.diff(np.asarray(times))
-    seconds = np.array([s.total_seconds() if hasattr(s, "total_seconds") else s / np.timedelta64(1, "s") if isinstance(s, np.timedelta64) else float(s) for s in steps])
+    seconds = np.array(
+        [
+            s.total_seconds()
+            if hasattr(s, "total_seconds")
+            else s / np.timedelta64(1, "s")
+            if isinstance(s, np.timedelta64)
+            else float(s)
+            for s in steps
+        ]
+    )
     if (seconds <= 0).any():
         at = int(np.argmax(seconds <= 0)) + 1
         word = "a duplicate" if seconds[at - 1] == 0 else "unsorted"
@@ -142,7 +158,8 @@ class CaDReEstimator(BaseEstimator):
         mode: ``flow`` (exact likelihood of the equations) or ``vae`` (the paper's).
         window: steps the encoder sees around each step (odd).
         mask: allowed edges, bool (d, d), [i, j] for j -> i.
-        alpha: weight of the l1 norm of the observed graph; None is the mode's default, as for the next ones.
+        alpha: weight of the l1 norm of the observed graph; None is the mode's default, as for the next ones. In
+            ``flow`` mode that is 0.02 from 8,000 training windows on and grows as 1 / sqrt(windows) below.
         alpha_latent: weight of the l1 norm of the latents' graphs.
         beta: weight of the acyclicity penalty.
         dag: ``penalty`` or ``alm`` (augmented Lagrangian).
@@ -277,13 +294,14 @@ class CaDReEstimator(BaseEstimator):
         domains = 0 if domain is None else int(np.max(domain)) + 1
         self.n_features_in_, self.mean_, self.sd_, self.mask_ = d, source.mean, source.sd, allowed
         self.n_domains_, self.latents_known_ = domains, latents is not None
-        schedule, counter = self._schedule(), 0
+        schedule, counter = self._schedule(source.training_windows), 0
         models: list[CaDRe] = []
         self.restarts_: list[Trained] = []
 
         def report(step: int, found: Evaluation | None) -> None:
             if self.verbose and found is not None:
-                print(f"restart {len(models) + 1}, step {step}: bound {found.elbo:.4f}, {found.edges} edges, {found.active} active latents")
+                start = f"restart {len(models) + 1}, step {step}: bound {found.elbo:.4f}"
+                print(f"{start}, {found.edges} edges, {found.active} active latents")
             if watch is not None:
                 watch(counter + step, found)
 
@@ -319,8 +337,11 @@ class CaDReEstimator(BaseEstimator):
         given = getattr(self, name)
         return DEFAULTS[self.mode][name] if given is None else given
 
-    def _schedule(self) -> Schedule:
+    def _schedule(self, windows: int) -> Schedule:
         penalties = Penalties(*(float(self._setting(name)) for name in ("alpha", "alpha_latent", "beta")))
+        if self.mode == "flow" and self.alpha is None:
+            # The noise of an edge's gradient falls as 1 / sqrt(n); so must the penalty that hides it.
+            penalties = penalties._replace(alpha=penalties.alpha * max(1.0, (8000 / windows) ** 0.5))
         return Schedule(
             steps=self.steps,
             batch_size=self.batch_size,
@@ -365,7 +386,8 @@ class CaDReEstimator(BaseEstimator):
             self.names_, self.coords_ = tuple(X.names), X.coords
             return X
         series = checked_series(X)
-        values, usable = series.values, None
+        values = series.values
+        usable: np.ndarray | None = None
         problem = first_bad(values)
         if problem is not None:
             if self.missing == "error" or np.isinf(values).any():
@@ -373,11 +395,11 @@ class CaDReEstimator(BaseEstimator):
             if self.missing == "interpolate":
                 values = np.stack([interpolate_missing(window) for window in values])
             else:
-                usable = np.isfinite(values).all(2)
+                usable = np.asarray(np.isfinite(values).all(2))
                 values = np.where(np.isfinite(values), values, 0.0)
-        N, T, d = values.shape
+        N, T, _ = values.shape
         needed = max(self.window, length) + self.lags if series.long else max(length, self.window)
-        if T < needed:
+        if needed > T:
             raise ValueError(f"expected at least {needed} time steps (window {self.window}, lags {self.lags}), got {T}")
         self.names_, self.coords_ = series.names, series.coords
         starts = _window_starts(N, T, length if series.long else T, usable)
@@ -418,8 +440,7 @@ class CaDReEstimator(BaseEstimator):
 
     def _choose(self, models: list[CaDRe], source: WindowSource, schedule: Schedule) -> None:
         """Keep the best restart by the validation bound and read everything off it."""
-        batch = source.validation()
-        batch = type(batch)(*(None if part is None else part.to(self.device_) for part in batch))
+        batch = source.validation().to(self.device_)
         scores = [self._strengths(model, batch) for model in models]
         graphs = [break_cycles(np.where(self._edges(s), s, 0.0)).adjacency != 0 for s, *_ in scores]
         bounds = np.array([evaluate(model, batch, 0, schedule.importance).elbo for model in models])
@@ -467,7 +488,8 @@ class CaDReEstimator(BaseEstimator):
             condition, J = found.condition, found.jacobian[found.usable]
             if not bool(found.usable.all()):
                 count = int((~found.usable).sum())
-                text = f"J_m is singular at {count} of {len(x)} steps (condition number {condition:.3g}); they are left out"
+                text = f"J_m is singular at {count} of {len(x)} steps (condition number {condition:.3g})"
+                text += "; they are left out"
                 warnings.warn(text, UserWarning, stacklevel=4)
             if not len(J):
                 raise FloatingPointError("J_m is singular everywhere; train longer or use mode='flow'")

@@ -17,4 +17,6 @@ def optional(module: str, extra: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
-        raise ImportError(f"this needs {module}, which is not installed: pip install 'papershelf-cadre[{extra}]'") from error
+        raise ImportError(
+            f"this needs {module}, which is not installed: pip install 'papershelf-cadre[{extra}]'"
+        ) from error

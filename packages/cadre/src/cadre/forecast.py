@@ -1,7 +1,7 @@
 """Forecasts: the head on cadre's latents, and the baselines that it is compared with.
 
-Each ``fit_*`` takes a standardised training series (T, d) and gives a function from lookback windows (n, lookback, d) to
-forecasts (n, horizon, d).
+Each ``fit_*`` takes a standardised training series (T, d) and gives a function from lookback windows
+(n, lookback, d) to forecasts (n, horizon, d).
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def split_series(X: np.ndarray, lookback: int) -> Split:
     X = np.asarray(X, dtype=float)
     first, second = int(0.7 * len(X)), int(0.8 * len(X))
     if first <= lookback or second - first < 2 or len(X) - second < 2:
-        raise ValueError(f"expected more than {int(lookback / 0.7) + 10} time steps for lookback {lookback}, got {len(X)}")
+        raise ValueError(
+            f"expected more than {int(lookback / 0.7) + 10} time steps for lookback {lookback}, got {len(X)}"
+        )
     mean, sd = X[:first].mean(0), X[:first].std(0)
     if (sd <= 0).any():
         raise ValueError(f"constant series: {np.flatnonzero(sd <= 0).tolist()}")
@@ -134,7 +136,7 @@ class NLinear(nn.Module):
 
 
 class InvertedTransformer(nn.Module):
-    """iTransformer-lite: each series is a token of width 64; 2 encoder layers, 4 heads, instance norm (Liu et al. 2024)."""
+    """iTransformer-lite: a token of width 64 a series, 2 encoder layers, 4 heads, instance norm (Liu et al. 2024)."""
 
     def __init__(self, lookback: int, horizon: int, width: int = 64) -> None:
         super().__init__()
@@ -170,7 +172,7 @@ class Fits(nn.Module):
 
 
 class LatentHead(nn.Module):
-    """A linear head on the last lookback values, with reversible instance normalisation, and on a summary of latents."""
+    """A linear head on the lookback values, with reversible instance normalisation, and on a summary of latents."""
 
     def __init__(self, lookback: int, horizon: int, d: int, summary: int) -> None:
         super().__init__()

@@ -6,7 +6,7 @@ Each ``fit`` takes windows (N, T, d) and gives the latents (N, T, k) and their l
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -74,7 +74,9 @@ class LatentVAE(nn.Module):
             return gaussian_log_density(z, mean[:, None], log_sd[:, None])
         if self.prior == "laplace":
             step = z[:, 1:] - z[:, :-1]
-            return torch.cat([gaussian_log_density(z[:, :1]), self.rate - torch.exp(self.rate) * step.abs() - np.log(2)], 1)
+            return torch.cat(
+                [gaussian_log_density(z[:, :1]), self.rate - torch.exp(self.rate) * step.abs() - np.log(2)], 1
+            )
         return self.dynamics(z).log_p
 
 
@@ -115,7 +117,11 @@ def fit_vae(
         mean, log_var = model.encoder(x[rows]).chunk(2, dim=-1)
         noise = torch.randn(mean.shape, generator=generator)
         z = mean + noise * torch.exp(log_var.clamp(-8, 4) / 2)
-        kl = gaussian_log_density(noise) - log_var.clamp(-8, 4) / 2 - model.log_prior(z, None if label is None else label[rows])
+        kl = (
+            gaussian_log_density(noise)
+            - log_var.clamp(-8, 4) / 2
+            - model.log_prior(z, None if label is None else label[rows])
+        )
         recon = -gaussian_log_density(x[rows], model.decode(z), model.log_noise.clamp(-3, 3)).mean((0, 1)).sum()
         loss = recon + weights[0] * kl[:, 0].mean(0).sum() + weights[1] * kl[:, 1:].mean((0, 1)).sum()
         if l1:
@@ -123,7 +129,9 @@ def fit_vae(
             loss = loss + l1 * (density.lagged.abs().mean(0).sum() + density.instant.abs().mean(0).sum())
         if single_parent:
             W = model.weights()
-            gap = (nn.functional.normalize(W, dim=0).mT @ nn.functional.normalize(W, dim=0) - torch.eye(k)).square().sum()
+            gap = (
+                (nn.functional.normalize(W, dim=0).mT @ nn.functional.normalize(W, dim=0) - torch.eye(k)).square().sum()
+            )
             loss = loss + multiplier * gap + 0.5 * rho * gap.square()
             if (step + 1) % 250 == 0:
                 multiplier, rho = multiplier + rho * float(gap.detach()), min(10 * rho, 1e3)
@@ -139,27 +147,27 @@ def fit_vae(
     return LatentResult(z.numpy(), lagged)
 
 
-def tdrl(X: np.ndarray, k: int, **options: int) -> LatentResult:
+def tdrl(X: np.ndarray, k: int, **options: Any) -> LatentResult:
     """TDRL (Yao et al. 2022): conditionally independent latents, no observed graph."""
     return fit_vae(X, k, "flow", **options)
 
 
-def idol(X: np.ndarray, k: int, **options: int) -> LatentResult:
+def idol(X: np.ndarray, k: int, **options: Any) -> LatentResult:
     """IDOL (Li et al. 2025): with instantaneous effects and sparse Jacobians."""
     return fit_vae(X, k, "instant", l1=1e-3, **options)
 
 
-def cdsd(X: np.ndarray, k: int, **options: int) -> LatentResult:
+def cdsd(X: np.ndarray, k: int, **options: Any) -> LatentResult:
     """CDSD (Brouillard et al. 2024): each series has one latent parent."""
     return fit_vae(X, k, "flow", single_parent=True, l1=1e-3, **options)
 
 
-def slow_vae(X: np.ndarray, k: int, **options: int) -> LatentResult:
+def slow_vae(X: np.ndarray, k: int, **options: Any) -> LatentResult:
     """SlowVAE (Klindt et al. 2021): Laplace transitions."""
     return fit_vae(X, k, "laplace", **options)
 
 
-def ivae(X: np.ndarray, k: int, labels: np.ndarray | None = None, **options: int) -> LatentResult:
+def ivae(X: np.ndarray, k: int, labels: np.ndarray | None = None, **options: Any) -> LatentResult:
     """iVAE (Khemakhem et al. 2020): the label is, for example, the month; needs one label a window."""
     if labels is None:
         raise ValueError("ivae expects labels, one a window, got None")

@@ -222,9 +222,10 @@ def bearings(coords: np.ndarray) -> np.ndarray:
 
 
 def wind_graph(coords: np.ndarray, u: np.ndarray, v: np.ndarray, max_km: float) -> np.ndarray:
-    r"""A surrogate of the truth: :math:`w_{ij} = \max(0, \cos\angle(\text{bearing}_{j \to i}, \text{wind}_j))\,|\text{wind}_j|`.
+    r"""A surrogate of the truth: how much wind blows from place j towards place i.
 
-    For pairs at most ``max_km`` apart, divided by the largest; our own exact definition (the paper states it in words).
+    :math:`w_{ij} = \max(0, \cos\angle(\text{bearing}_{j \to i}, \text{wind}_j))\,|\text{wind}_j|`. For pairs at most
+    ``max_km`` apart, divided by the largest; our own exact definition (the paper states it in words).
 
     Args:
         coords: latitude, longitude, (d, 2).

@@ -9,6 +9,7 @@ Shapes: B windows, T steps, d observed series, k latents, L lags, N = samples in
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Literal, NamedTuple
 
@@ -65,6 +66,8 @@ class ParallelMLP(nn.Module):
         generator: source of the initial weights.
         last_scale: shrinks the last layer's initial weights.
     """
+
+    mask: Tensor
 
     def __init__(
         self,
@@ -134,7 +137,7 @@ def mlp(n_in: int, hidden: int, n_out: int, layers: int, generator: torch.Genera
     """A multilayer perceptron with leaky ReLUs of slope 0.2."""
     sizes = [n_in, *[hidden] * layers, n_out]
     parts: list[nn.Module] = []
-    for i, (a, b) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+    for i, (a, b) in enumerate(itertools.pairwise(sizes)):
         layer = nn.utils.skip_init(nn.Linear, a, b)
         with torch.no_grad():
             for tensor in (layer.weight, layer.bias):
@@ -375,7 +378,9 @@ class ObservedFlow(nn.Module):
         super().__init__()
         self.d, self.k = d, k
         allowed = mask.to(torch.float32) * (1 - torch.eye(d))
-        self.nets = ParallelMLP(d, d + k, hidden, layers, mask=torch.cat([allowed, torch.ones(d, k)], 1), generator=generator)
+        self.nets = ParallelMLP(
+            d, d + k, hidden, layers, mask=torch.cat([allowed, torch.ones(d, k)], 1), generator=generator
+        )
         self.scale = mlp(k, 32, d, 1, generator) if k and scale_from_latents else None
         self.log_scale = nn.Parameter(torch.zeros(d))
         self.spline = MonotoneSpline(d) if post_nonlinear else None
@@ -498,6 +503,8 @@ class CaDRe(nn.Module):
         free_bits: a latent's KL below this is not pushed down further.
         generator: source of the initial weights.
     """
+
+    allowed: Tensor
 
     def __init__(
         self,

@@ -158,8 +158,8 @@ def observe(
 ) -> tuple[np.ndarray, np.ndarray]:
     r"""Observed series over given latents: :math:`x_i = s_i + \sum_j h_{ij}(x_j)`, s from the latents.
 
-    :math:`s = \mathrm{lrelu}_{.2}(C z) + c\, e^{a \tanh(S z)} \varepsilon`; for ``noise="heteroscedastic"`` the noise of
-    an observed series also grows with its causes.
+    :math:`s = \mathrm{lrelu}_{.2}(C z) + c\, e^{a \tanh(S z)} \varepsilon`; for ``noise="heteroscedastic"`` the noise
+    of an observed series also grows with its causes.
 
     Args:
         z: (..., d_z).

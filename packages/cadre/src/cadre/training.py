@@ -146,9 +146,7 @@ def evaluate(model: CaDRe, batch: Batch, step: int, importance: int = 1) -> Eval
     """The validation bound and what the model has found so far."""
     model.eval()
     generator = torch.Generator(device=batch.x.device).manual_seed(0)
-    output = model(
-        batch.x, batch.domain, batch.latents, importance=importance, latent_graphs=True, generator=generator
-    )
+    output = model(batch.x, batch.domain, batch.latents, importance=importance, latent_graphs=True, generator=generator)
     model.train()
     J = output.J.abs().mean(0)
     eye = torch.eye(model.d, device=J.device)
@@ -219,14 +217,14 @@ def train(
         _unpack(tensors, model, optimiser)
         start, lagrangian = meta["step"], Lagrangian(*meta["lagrangian"])
         history = [Evaluation(*row) for row in meta["history"]]
-    validation = _to(source.validation(), device)
+    validation = source.validation().to(device)
     model.train()
     parameters = list(model.parameters())
     for step in range(start, schedule.steps):
         if stalled(history, schedule):
             return Trained(history, True)
         generator = step_generator(seed + 1, step, device)
-        batch = _to(source.batch(step, seed, schedule.batch_size), device)
+        batch = source.batch(step, seed, schedule.batch_size).to(device)
         for group in optimiser.param_groups:
             group["lr"] = learning_rate(schedule, step)
         warm = min(1.0, (step + 1) / max(schedule.warm_up * schedule.steps, 1))
@@ -277,12 +275,6 @@ def _identity(model: CaDRe, schedule: Schedule, seed: int) -> str:
 
 def _exists(path: Path | None) -> bool:
     return path is not None and path.is_file()
-
-
-def _to(batch: Batch, device: str) -> Batch:
-    if device == "cpu":
-        return batch
-    return Batch(*(None if part is None else part.to(device) for part in batch))
 
 
 def restart_model(build: Callable[[torch.Generator], CaDRe], seed: int) -> CaDRe:

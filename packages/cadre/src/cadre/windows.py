@@ -18,12 +18,21 @@ class Batch(NamedTuple):
     domain: Tensor | None = None
     latents: Tensor | None = None
 
+    def to(self, device: str) -> Batch:
+        """The same batch on a device."""
+        domain = None if self.domain is None else self.domain.to(device)
+        latents = None if self.latents is None else self.latents.to(device)
+        return Batch(self.x.to(device), domain, latents)
+
 
 class WindowSource(Protocol):
     """What training draws from: the batch of a step is a function of seed and step alone, so runs can resume."""
 
     mean: np.ndarray
     sd: np.ndarray
+
+    @property
+    def training_windows(self) -> int: ...
 
     def batch(self, step: int, seed: int, size: int) -> Batch: ...
 
@@ -61,6 +70,11 @@ class MemoryWindows:
     latents: Tensor | None = None
     largest_validation: int = 1024
 
+    @property
+    def training_windows(self) -> int:
+        """Number of windows to train on."""
+        return len(self.starts) - self.held_out
+
     def _cut(self, chosen: Tensor) -> Batch:
         row, start = self.starts[chosen].T
         if self.x.shape[1] == self.length:
@@ -77,7 +91,7 @@ class MemoryWindows:
     def batch(self, step: int, seed: int, size: int) -> Batch:
         """Random training windows."""
         generator = step_generator(seed, step)
-        chosen = torch.randint(len(self.starts) - self.held_out, (size,), generator=generator)
+        chosen = torch.randint(self.training_windows, (size,), generator=generator)
         return self._cut(chosen.to(self.starts.device))
 
     def validation(self) -> Batch:
@@ -93,9 +107,7 @@ class MemoryWindows:
         first = rng.integers(0, n - block + 1, size=-(-n // block))
         index = (first[:, None] + np.arange(block)).ravel()[:n]
         starts = torch.cat([self.starts[torch.as_tensor(index)], self.starts[n:]])
-        return MemoryWindows(
-            self.x, self.length, starts, self.held_out, self.mean, self.sd, self.domain, self.latents
-        )
+        return MemoryWindows(self.x, self.length, starts, self.held_out, self.mean, self.sd, self.domain, self.latents)
 
 
 def chunked_moments(array: Any, stop: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -166,6 +178,11 @@ class WindowDataset:
         """Time steps and series."""
         return tuple(self.array.shape)
 
+    @property
+    def training_windows(self) -> int:
+        """Number of windows to train on."""
+        return self.train_stop - self.length + 1
+
     def windows(self, start: int, stop: int) -> np.ndarray:
         """Standardised windows that begin in [start, stop), float32 (n, length, d)."""
         part = read_rows(self.array, start, stop + self.length - 1)
@@ -193,7 +210,12 @@ class WindowDataset:
 
     def batch(self, step: int, seed: int, size: int) -> Batch:
         """The batch of a step; asking in order is fast, going back starts the stream again."""
-        if self._stream is None or self._position is None or self._position[:2] != (seed, size) or self._position[2] > step:
+        if (
+            self._stream is None
+            or self._position is None
+            or self._position[:2] != (seed, size)
+            or self._position[2] > step
+        ):
             self._stream, self._position = self._batches(seed, size), (seed, size, 0)
         for _ in range(step - self._position[2]):
             next(self._stream)
@@ -204,4 +226,6 @@ class WindowDataset:
         """Windows of the held-out end, at most 1,024."""
         last = self.shape[0] - self.length + 1
         stop = min(last, self.train_stop + min(1024, self.rows))
-        return Batch(torch.from_numpy(np.ascontiguousarray(self.windows(self.train_stop, max(stop, self.train_stop + 1)))))
+        return Batch(
+            torch.from_numpy(np.ascontiguousarray(self.windows(self.train_stop, max(stop, self.train_stop + 1))))
+        )
