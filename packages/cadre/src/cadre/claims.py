@@ -134,7 +134,7 @@ def measure_oracle(run: Run) -> Outcome:
     joint = np.kron(a**lag, np.outer(C, C)) + np.kron(np.eye(T), np.diag(noise**2))
     windows = rng.multivariate_normal(np.zeros(T * d), joint, size=n).reshape(n, T, d)
     settings = {"mask": np.zeros((d, d), dtype=bool), "mixture": 1, "n_restarts": 1, "importance": 1, "polish": 0.0}
-    fit = fitted(run, "N1", windows, n_latents=1, steps=run.size(tiny=300, quick=800), **settings)
+    fit = fitted(run, "N1", windows, n_latents=1, steps=run.size(tiny=250, quick=800), **settings)
     held = windows[-n // 10 :]
     scaled = (held - fit.mean_) / fit.sd_
     S = np.tile(fit.sd_, T)
@@ -185,7 +185,7 @@ def measure_given_latents(run: Run) -> Outcome:
     rows = []
     for seed in range(run.size(tiny=1, quick=3)):
         D = confounded_er(run.size(tiny=2000, quick=8000), 5, 2, seed=seed)
-        settings = {"steps": run.size(tiny=500, quick=1200), "batch_size": 256, "n_restarts": 1}
+        settings = {"steps": run.size(tiny=300, quick=1200), "batch_size": 256, "n_restarts": 1}
         fit = fitted(run, f"C2 seed {seed}", D.x, n_latents=2, latents=D.z, **settings)
         scores = fit.graph_.compare(D.B)
         rows.append((scores.shd, scores.tpr, scores.precision, int((D.B != 0).sum())))
@@ -199,7 +199,7 @@ def measure_given_latents(run: Run) -> Outcome:
 def measure_joint_small(run: Run) -> Outcome:
     """C2b: graph and one latent together."""
     D = confounded_er(run.size(tiny=2000, quick=8000), 5, 1, seed=0)
-    settings = {"steps": run.size(tiny=300, quick=1000, long=3000), "n_restarts": run.size(tiny=1, quick=1, long=3)}
+    settings = {"steps": run.size(tiny=60, quick=1000, long=3000), "n_restarts": run.size(tiny=1, quick=1, long=3)}
     fit = fitted(run, "C2b", D.x, n_latents=1, **settings)
     scores, mcc = fit.graph_.compare(D.B), mean_correlation(*_held_out(D, fit))
     ceiling = supervised_ceiling(D)
@@ -228,7 +228,7 @@ def measure_joint(run: Run) -> Outcome:
         D = confounded_er(1, d_x, d_z, run.size(tiny=2000, quick=8000, full=160_000), seed=seed)
         X = D.x[0]
         settings = {
-            "steps": run.size(tiny=300, quick=700, long=3000, full=200_000),
+            "steps": run.size(tiny=60, quick=700, long=3000, full=200_000),
             "n_restarts": run.size(tiny=1, quick=1, long=3),
             "device": "auto" if run.scale == "full" else "cpu",
         }
@@ -277,11 +277,11 @@ def measure_regimes(run: Run) -> Outcome:
     for regime in instant:
         for seed in range(seeds):
             D = regimes(regime, run.size(tiny=2000, quick=8000), seed=seed)  # ty: ignore[invalid-argument-type]
-            steps = run.size(tiny=250, quick=1500, full=20_000)
+            steps = run.size(tiny=20, quick=1500, full=20_000)
             settings = {"steps": steps, "n_restarts": 1, "instant": instant[regime]}
             fit = fitted(run, f"C4 {regime} {seed}", D.x, n_latents=3, **settings)
             z, true = _held_out(D, fit)
-            rival = mean_correlation(tdrl(D.x, 3, steps=run.size(tiny=200, quick=1500)).z, D.z)
+            rival = mean_correlation(tdrl(D.x, 3, steps=run.size(tiny=20, quick=1500)).z, D.z)
             found[regime].append((mean_correlation(z, true), block_r2(z, true), rival))
     median = {name: np.median(rows, axis=0) for name, rows in found.items()}
     order = [median[name][0] for name in ("independent", "sparse", "dense")]
@@ -303,7 +303,7 @@ def measure_sample_size(run: Run) -> Outcome:
     for seed in range(run.size(tiny=1, quick=3)):
         D = confounded_er(max(sizes), 6, 2, seed=seed)
         for n in sizes:
-            settings = {"steps": run.size(tiny=250, quick=1500), "n_restarts": 1}
+            settings = {"steps": run.size(tiny=30, quick=1500), "n_restarts": 1}
             fit = fitted(run, f"C5 n={n} seed {seed}", D.x[:n], n_latents=2, **settings)
             shd[n].append(fit.graph_.compare(D.B).shd)
     medians = [float(np.median(shd[n])) for n in sizes]
@@ -332,7 +332,7 @@ def measure_ablations(run: Run) -> Outcome:
     for seed in range(run.size(tiny=1, quick=3)):
         D = confounded_er(run.size(tiny=1500, quick=8000), 6, 2, seed=seed)
         for name, change in ABLATIONS.items():
-            settings: dict[str, Any] = {"steps": run.size(tiny=200, quick=1200), "n_restarts": 1, **change}
+            settings: dict[str, Any] = {"steps": run.size(tiny=15, quick=1200), "n_restarts": 1, **change}
             fit = fitted(run, f"C10 {name} {seed}", D.x, n_latents=2, **settings)
             shd[name].append(fit.graph_.compare(D.B).shd)
             bounds[name].append(fit.elbo_)
@@ -418,7 +418,7 @@ def measure_forecast(run: Run) -> Outcome:
     X = X[: run.size(tiny=1500, quick=len(X))]
     split = split_series(X, lookback)
     train = X[: int(0.7 * len(X))]
-    settings = {"steps": run.size(tiny=100, quick=600, long=3000), "n_restarts": 1, "importance": 1}
+    settings = {"steps": run.size(tiny=20, quick=600, long=3000), "n_restarts": 1, "importance": 1}
     fit = fitted(run, "C8", train, n_latents=3, **settings)
     past, future = windows_of(split.test, lookback, horizon)
     forecasters: dict[str, Forecaster] = {
@@ -452,7 +452,7 @@ def measure_wind(run: Run) -> Outcome:
     assert climate.coords is not None
     wind_u, wind_v = coads_winds(climate.coords)
     allowed = distance_mask(climate.coords, 2600.0)
-    steps = run.size(tiny=100, quick=500, long=3000)
+    steps = run.size(tiny=20, quick=500, long=3000)
     settings = {"n_restarts": run.size(tiny=1, quick=2, long=3), "importance": 1, "batch_size": 32}
     fit = fitted(run, "C9 OSTIA", climate.values, n_latents=2, mask=allowed, steps=steps, **settings)
     wind = wind_graph(climate.coords, wind_u, wind_v, 2600.0)
@@ -490,7 +490,7 @@ def _colorado_lengths(run: Run) -> tuple[str, dict[str, float]]:
     assert stations.coords is not None
     chosen = np.arange(0, stations.values.sizes["cell"], 8)[: run.size(tiny=5, quick=10)]
     coords = stations.coords[chosen]
-    settings = {"steps": run.size(tiny=100, quick=500, long=3000), "n_restarts": 1, "importance": 1}
+    settings = {"steps": run.size(tiny=20, quick=500, long=3000), "n_restarts": 1, "importance": 1}
     fit = fitted(run, "C9 Colorado", stations.array()[:, chosen], n_latents=2, **settings)
     length, edges = great_circle_km(coords), fit.graph_.adjacency
     off = np.argwhere(~np.eye(len(chosen), dtype=bool))

@@ -461,7 +461,7 @@ def _depth(edges: Tensor) -> int:
     Raises:
         ValueError: if there is a cycle.
     """
-    reach, power = torch.eye(len(edges), device=edges.device), 0
+    reach, power = torch.eye(len(edges), device=edges.device, dtype=edges.dtype), 0
     while bool(reach.any()):
         reach = (edges @ reach).clamp(max=1)
         power += 1
