@@ -103,6 +103,7 @@ def test_simulated_data_are_fitted_and_compared_with_their_truth(tmp_path):
     assert "SHD" in other.stdout
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_bench_runs_small(tmp_path):
     for topic in ("jacobian", "windows"):
         done = command("bench", topic, "--quick", "--out", "b", cwd=tmp_path)

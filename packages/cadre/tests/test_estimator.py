@@ -160,6 +160,8 @@ def test_an_interrupted_run_resumes_bit_for_bit(tmp_path, monkeypatch):
         assert torch.equal(a, b)
     with pytest.raises(ValueError, match="belongs to another run"):
         CaDReEstimator(**FAST | {"batch_size": 16}, checkpoint=tmp_path).fit(SERIES)
+    with pytest.raises(ValueError, match="belongs to another run"):
+        CaDReEstimator(**FAST, checkpoint=tmp_path).fit(SERIES + 1)
     assert [p.name for p in Path(tmp_path).iterdir()] == ["restart-0.safetensors"]
 
 

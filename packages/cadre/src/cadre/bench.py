@@ -177,7 +177,7 @@ def recovery(out: Path, quick: bool = False) -> dict[str, str]:
             X = observe(z, B, rng, edges=edges, noise=noise)[0][0]
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                fit = CaDReEstimator(1, steps=50 if quick else 1500, n_restarts=1).fit(X)
+                fit = CaDReEstimator(1, steps=50 if quick else 800, n_restarts=1).fit(X)
                 shd["cadre"].append(fit.graph_.compare(B).shd)
                 for name in names:
                     shd[name].append(BASELINES[name](X).compare(B).shd)

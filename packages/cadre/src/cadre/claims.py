@@ -332,7 +332,7 @@ def measure_ablations(run: Run) -> Outcome:
     for seed in range(run.size(tiny=1, quick=3)):
         D = confounded_er(run.size(tiny=1500, quick=8000), 6, 2, seed=seed)
         for name, change in ABLATIONS.items():
-            settings: dict[str, Any] = {"steps": run.size(tiny=15, quick=1200), "n_restarts": 1, **change}
+            settings: dict[str, Any] = {"steps": run.size(tiny=15, quick=600, full=3000), "n_restarts": 1, **change}
             fit = fitted(run, f"C10 {name} {seed}", D.x, n_latents=2, **settings)
             shd[name].append(fit.graph_.compare(D.B).shd)
             bounds[name].append(fit.elbo_)

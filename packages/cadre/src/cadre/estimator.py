@@ -480,9 +480,9 @@ class CaDReEstimator(BaseEstimator):
     def _strengths(self, model: CaDRe, batch: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
         """Mean |J|, mean J and sign consistency over the validation part, and the largest condition number (vae)."""
         model.eval()
-        x = batch.x.reshape(-1, model.d)
+        x = batch.x.flatten(0, 1)
         z = model.encode(batch.x)[0] if batch.latents is None else batch.latents
-        z, condition = z.reshape(-1, model.k), float("nan")
+        z, condition = z.flatten(0, 1), float("nan")
         if model.mode == "vae":
             found = graph_from_mixing_safely(model.mixing_jacobian(x, z))
             condition, J = found.condition, found.jacobian[found.usable]
@@ -637,7 +637,7 @@ class CaDReEstimator(BaseEstimator):
         """d g_i / d x_j at each step, (T, d, d) or (N, T, d, d)."""
         x, long = self._standardised(X)
         z = self._latents(x, latents)
-        J = self.model_.jacobian(x.reshape(-1, self.n_features_in_), z.reshape(-1, self.model_.k)).cpu().numpy()
+        J = self.model_.jacobian(x.flatten(0, 1), z.flatten(0, 1)).cpu().numpy()
         if units == "physical":
             J = J * self.sd_[:, None] / self.sd_[None]
         return J if long else J.reshape(*x.shape[:2], *J.shape[1:])

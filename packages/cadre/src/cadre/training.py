@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -210,10 +211,11 @@ def train(
     optimiser = _optimiser(model, schedule)
     history: list[Evaluation] = []
     lagrangian, start = Lagrangian(), 0
+    identity = _identity(model, schedule, seed, source)
     if checkpoint is not None and checkpoint.is_file():
         tensors, meta = load_state(checkpoint)
-        if meta.get("identity") != _identity(model, schedule, seed):
-            raise ValueError(f"{checkpoint} belongs to another run (other data size or settings); name another folder")
+        if meta.get("identity") != identity:
+            raise ValueError(f"{checkpoint} belongs to another run (other data or settings); name another folder")
         _unpack(tensors, model, optimiser)
         start, lagrangian = meta["step"], Lagrangian(*meta["lagrangian"])
         history = [Evaluation(*row) for row in meta["history"]]
@@ -253,7 +255,7 @@ def train(
         if checkpoint is not None and (done % CHECKPOINT_EVERY == 0 or done == schedule.steps):
             meta = {
                 "step": done,
-                "identity": _identity(model, schedule, seed),
+                "identity": identity,
                 "history": [list(row) for row in history],
                 "lagrangian": [lagrangian.multiplier, lagrangian.rho, lagrangian.last],
             }
@@ -268,9 +270,15 @@ def stalled(history: list[Evaluation], schedule: Schedule) -> bool:
     return len(after) > schedule.patience and max(after[-schedule.patience :]) <= max(after[: -schedule.patience])
 
 
-def _identity(model: CaDRe, schedule: Schedule, seed: int) -> str:
+def _identity(model: CaDRe, schedule: Schedule, seed: int, source: WindowSource) -> str:
+    """What must agree between a checkpoint and the run that resumes from it: settings, shapes, masks and data."""
     shapes = [list(p.shape) for p in model.parameters()]
-    return json.dumps([repr(schedule), seed, model.mode, model.lags, shapes])
+    instant = model.dynamics.instant if model.dynamics is not None else ""
+    content = hashlib.sha256()
+    for array in (source.mean, source.sd, *(buffer.cpu().numpy() for buffer in model.buffers())):
+        content.update(np.ascontiguousarray(array).tobytes())
+    settings = [repr(schedule), seed, model.mode, model.lags, model.window, instant, source.training_windows]
+    return json.dumps([settings, shapes, content.hexdigest()])
 
 
 def _exists(path: Path | None) -> bool:
