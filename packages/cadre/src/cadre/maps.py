@@ -85,7 +85,9 @@ def draw_graph_map(
         turned = around(land_lon, centre)
         order = np.argsort(turned)
         grey = np.where(np.asarray(mask)[:, order], 0.8, np.nan)
-        ax.pcolormesh(turned[order], land_lat, grey, cmap="Greys", vmin=0, vmax=2, zorder=0, shading="nearest")
+        ax.pcolormesh(
+            turned[order], land_lat, grey, cmap="Greys", vmin=0, vmax=2, zorder=0, shading="nearest", rasterized=True
+        )
     if wind is not None:
         style: dict[str, Any] = {"color": "#009E73", "width": 0.0025, "alpha": 0.8, "zorder": 2}
         ax.quiver(lon, coords[:, 0], *wind, **style)

@@ -200,7 +200,11 @@ class WindowDataset:
             for low in range(0, len(order), size):
                 chosen = order[low : low + size]
                 which = np.searchsorted(sizes, chosen, side="right") - 1
-                yield np.stack([parts[p][c - sizes[p]] for p, c in zip(which, chosen, strict=True)])
+                batch = np.empty((len(chosen), *parts[0].shape[1:]), dtype=np.float32)
+                for p, part in enumerate(parts):
+                    here = which == p
+                    batch[here] = part[chosen[here] - sizes[p]]
+                yield batch
 
     def _batches(self, seed: int, size: int) -> Iterator[np.ndarray]:
         number = 0
