@@ -14,9 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
-import mujoco
+import mujoco as _mujoco
 import numpy as np
+
+mujoco: Any = _mujoco  # a compiled module without type information
 
 SCENE_POINTS, CONFIGURATIONS = 1024, 6
 OBJECT_POINTS, DIRECTIONS = 4096, 12
