@@ -117,6 +117,22 @@ def test_count_and_data(folder):
     assert "steps: 160" in command("train", "seg_tiny", "--dry-run", "--network", "PTv3Like").stdout
 
 
+def test_ablation_measures_every_setting_once_and_goes_on(tmp_path):
+    words = ("ablate", "--steps", 1, "--ese", "none,ellipsoid", "--orders", "morton", "--readouts", "final", "--json")
+    done = command(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [(r["ese"], r["gisa"]) for r in rows] == [
+        ("none", False),
+        ("none", True),
+        ("ellipsoid", False),
+        ("ellipsoid", True),
+    ]
+    assert rows[1]["parameters"] > rows[0]["parameters"]
+    again = json.loads(command(*words, cwd=tmp_path).stdout)
+    assert [r["seconds"] for r in again] == [r["seconds"] for r in rows]  # read, not measured again
+
+
 def test_run_makes_everything(tmp_path):
     done = command("run", "--steps", 2, "--out", tmp_path / "r")
     assert done.returncode == 0, done.stderr
@@ -156,6 +172,8 @@ def test_run_makes_everything(tmp_path):
         (("audit", "--data", "bare.ply"), "expected labelled points"),
         (("data", "check", "."), "expected a folder of s3dis"),
         (("bench", "everything"), "peers or scaling"),
+        (("ablate", "--ese", "cube"), "--ese of ellipsoid"),
+        (("ablate", "--engine", "slurm"), "--engine local, ray or dask"),
     ],
 )
 def test_bad_input_is_one_line(folder, words, message):

@@ -224,6 +224,19 @@ def test_invalid_points_are_dropped_on_request(tmp_path):
         make_cloud(np.zeros((0, 3)))
 
 
+def test_open3d_draws_without_a_display(tmp_path):
+    pytest.importorskip("open3d")
+    from anisonet.viz import show_open3d
+
+    cloud = make_cloud(rng().uniform(size=(500, 3)))
+    try:
+        path = show_open3d(cloud, np.arange(500) % 3, tmp_path / "view.png")
+    except ImportError as error:  # no Vulkan on this machine: the message says what to install
+        assert "libvulkan1" in str(error)
+        pytest.skip(str(error))
+    assert path.stat().st_size > 1000
+
+
 def test_missing_open3d_names_the_extra_or_the_library(monkeypatch):
     import builtins
     import sys

@@ -166,6 +166,17 @@ def test_files_of_many_kinds(tmp_path):
         load("california")
 
 
+def test_accuracy_claim_on_files_of_one_s_own(tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.uniform(-2, 2, 200), "z": rng.normal(size=200)})
+    frame["y"] = np.sin(2 * frame["x"]) + 0.1 * rng.normal(size=200)
+    frame.to_csv(tmp_path / "wave.csv", index=False)
+    run = Run(scale="tiny", out=tmp_path, options={"data": str(tmp_path / "wave.csv")})
+    found = PAPER.claim("C2").measure(run)
+    assert "wave.csv" in found.measured
+    assert "1 of 1" in found.measured or "0 of 1" in found.measured
+
+
 def test_registry_tables():
     table = load("autompg")
     assert table.X.shape == (392, 7)

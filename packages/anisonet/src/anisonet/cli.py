@@ -17,12 +17,13 @@ from rich.table import Table
 from anisonet import bench as benchmarks
 from anisonet import data as datasets
 from anisonet import viz
+from anisonet.ablation import ablate, ablation_grid
 from anisonet.audit import INFERENCE_ORDERS, label_leakage, leakage_probe, locality, order_bias
 from anisonet.baselines import BASELINES, baseline
 from anisonet.claims import PAPER
 from anisonet.clouds import Cloud, read_points, sample_surface, write_ply
 from anisonet.curves import ORDERS, codes, serialize
-from anisonet.ellipsoid import descriptors
+from anisonet.ellipsoid import MODES, descriptors
 from anisonet.gisa import density, suggest_mode
 from anisonet.metrics import ConfusionMeter
 from anisonet.model import PRESETS, Config, PointNetwork, count, network
@@ -32,6 +33,7 @@ from papershelf import cli as shelf
 from papershelf.files import atomic_write
 from papershelf.reproduce import plain, progress_bar
 
+READOUTS = ("causal", "final")
 app = shelf.app(PAPER)
 data_app = typer.Typer(help="Make the embedded data, check a folder of public data.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
@@ -568,6 +570,56 @@ def _known_layout(root: Path) -> bool:
     except InputError:
         return False
     return True
+
+
+@app.command(name="ablate")
+def ablate_command(
+    out: Annotated[Path, typer.Option("--out", help="Folder; finished settings are kept there.")] = Path("ablation"),
+    data: Data = "mw-scenes",
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Training steps of every setting.")] = 160,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds of every setting.")] = 1,
+    ese: Annotated[str, typer.Option("--ese", help="Encodings, by commas.")] = "none,sphere,ellipsoid",
+    orders: Annotated[str, typer.Option("--orders", help="Orders, by commas.")] = "identity,morton,hilbert,random",
+    readouts: Annotated[str, typer.Option("--readouts", help="Read-outs, by commas.")] = "causal,final",
+    file_order: FileOrderOption = "shuffle",
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Settings at a time.")] = 1,
+    engine: Annotated[str, typer.Option("--engine", help="local, ray or dask.")] = "local",
+    as_json: Json = False,
+) -> None:
+    """Encoding x recurrence x order x read-out, trained alike (27 settings of half a minute); goes on where it
+    stopped."""
+    for given, known, name in ((ese, MODES, "--ese"), (orders, ORDERS, "--orders"), (readouts, READOUTS, "--readouts")):
+        if unknown := [x for x in given.split(",") if x not in known]:
+            raise InputError(f"expected {name} of {', '.join(known)}, got {unknown[0]!r}")
+    if engine not in ("local", "ray", "dask"):
+        raise InputError(f"expected --engine local, ray or dask, got {engine!r}")
+    grid = ablation_grid(
+        ese.split(","), orders.split(","), readouts.split(","), seeds, steps, _file_order(file_order), data
+    )
+    backend: Any = engine
+    with progress_bar() as progress:
+        cells = ablate(grid, jobs, backend, out, progress)
+    rows: list[dict[str, Any]] = [{**cell.params, **cell.value, "seconds": cell.seconds} for cell in cells]
+    atomic_write(out / "ablation.json", json.dumps(plain(rows), indent=1))
+    if as_json:
+        _print_json(rows)
+        return
+    _show(
+        f"{data}, {steps} steps, file order {file_order}",
+        ["encoding", "recurrence", "order", "read-out", "seed", "mean IoU", "accuracy"],
+        [
+            [
+                r["ese"],
+                "GISA" if r["gisa"] else "none",
+                r["order"] if r["gisa"] else "-",
+                r["readout"] if r["gisa"] else "-",
+                str(r["seed"]),
+                f"{r['miou']:.3f}",
+                f"{r['accuracy']:.3f}",
+            ]
+            for r in rows
+        ],
+    )
 
 
 @app.command(name="count")

@@ -129,7 +129,13 @@ def show_open3d(cloud: Cloud, labels: np.ndarray | None = None, path: Path | Non
         shown.colors = o3d.utility.Vector3dVector(np.asarray(colour, dtype=np.float64))
     if path is None:
         return o3d.visualization.draw_geometries([shown])
-    renderer = o3d.visualization.rendering.OffscreenRenderer(900, 700)
+    try:
+        renderer = o3d.visualization.rendering.OffscreenRenderer(900, 700)
+    except RuntimeError as error:
+        raise ImportError(
+            f"open3d cannot draw without a display here ({error}); on Debian: apt-get install libvulkan1 "
+            "mesa-vulkan-drivers; render_png needs neither"
+        ) from None
     renderer.scene.set_background([1.0, 1.0, 1.0, 1.0])
     material = o3d.visualization.rendering.MaterialRecord()
     material.point_size = 4.0

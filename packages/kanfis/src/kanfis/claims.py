@@ -18,7 +18,7 @@ from sklearn.preprocessing import OneHotEncoder
 
 from kanfis import plots
 from kanfis.baselines import MAX_RULES, TSKRegressor, baselines
-from kanfis.data import Table, load
+from kanfis.data import Table, load, load_table
 from kanfis.estimators import KANFISClassifier, KANFISRegressor
 from papershelf import Claim, Method, Outcome, Paper, Run
 from papershelf.stats import bootstrap_interval
@@ -138,10 +138,12 @@ def _time(function: Callable[[], Any]) -> float:
 def measure_accuracy(run: Run) -> Outcome:
     """C2: beside the baselines, on the same splits."""
     seeds, names = run.size(tiny=1, quick=2, long=5), run.size(tiny=("iris", "diabetes"), quick=TABLES)
+    if run.options.get("data"):
+        names = tuple(run.options["data"].split(","))
     rows: dict[str, dict[str, np.ndarray]] = {}
     wins, lines = 0, []
     for name in run.progress(names, total=len(names), label="C2"):
-        table = load(name)
+        table = load_table(name)
         makers: dict[str, Callable[[], Any]] = {
             "KANFIS": lambda t=table: ours(t),
             "KANFIS IT2": lambda t=table: ours(t, fuzzy_type="it2"),
@@ -164,7 +166,7 @@ def measure_accuracy(run: Run) -> Outcome:
         wins += near
         lines.append(f"{name} {means['KANFIS']:.3f} (best baseline {best} {means[best]:.3f})")
     return Outcome(
-        holds=wins >= (5 if len(names) == 6 else 1),
+        holds=wins >= len(names) - (1 if len(names) > 2 else 0),
         measured=f"{seeds} splits; " + ", ".join(lines) + f"; within 2 points or 5 % of the best baseline on "
         f"{wins} of {len(names)}",
         values={n: dict(r.items()) for n, r in rows.items()},
@@ -441,6 +443,7 @@ PAPER = Paper(
             paper="abstract; its tables were not available",
             criterion="within 2 points of accuracy or 5 % of RMSE of the best baseline on at least 5 of 6 tables",
             measure=measure_accuracy,
+            options={"data": str},
         ),
         Claim(
             id="C3",
