@@ -232,7 +232,8 @@ def test_open3d_draws_without_a_display(tmp_path):
     try:
         path = show_open3d(cloud, np.arange(500) % 3, tmp_path / "view.png")
     except ImportError as error:  # no Vulkan on this machine: the message says what to install
-        assert "libvulkan1" in str(error)
+        if "libvulkan1" not in str(error):
+            raise
         pytest.skip(str(error))
     assert path.stat().st_size > 1000
 
