@@ -1,0 +1,161 @@
+"""The ``repack-dit`` command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+
+from papershelf import InputError, Streams
+from papershelf import cli as shelf
+from papershelf.reproduce import plain
+from repack_dit import plots
+from repack_dit.claims import PAPER
+from repack_dit.convert import MAPS, load_official
+from repack_dit.data import load_images
+from repack_dit.packing import RePackAutoencoder
+from repack_dit.redundancy import analyze_features
+from repack_dit.refiner import LatentGuidedRefiner
+from repack_dit.spaces import extract_features, fit_space
+from repack_dit.transformer import PRESETS, RePackDiTTransformer2DModel
+from repack_dit.vision import PACKAGED, load_vfm
+
+app = shelf.app(PAPER)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Data = Annotated[str, typer.Argument(help="photos, digits, or a folder of images (sub-folders are classes).")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of all randomness.")]
+Vfm = Annotated[str, typer.Option("--vfm", help=f"{PACKAGED}, random, a local folder, or a hub id.")]
+Size = Annotated[int, typer.Option("--size", min=8, help="Image side in pixels, divisible by 8.")]
+MaxBad = Annotated[int, typer.Option("--max-bad", min=0, help="Unreadable images that are skipped and named.")]
+Out = Annotated[Path, typer.Option("--out", help="Folder for pictures.")]
+
+
+def _show(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(plain(found), ensure_ascii=False))
+        return
+    for name, value in found.items():
+        print(f"{name}: {value:.4g}" if isinstance(value, float) else f"{name}: {value}")
+
+
+@app.command()
+def analyze(
+    data: Data = "photos",
+    vfm: Vfm = PACKAGED,
+    size: Size = 32,
+    max_bad: MaxBad = 0,
+    out: Out = Path("repack-dit-analyze"),
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """How redundant a vision model's features are on your pictures: spectrum, intrinsic dimension, a plot."""
+    train, _ = load_images(data, size, Streams(seed).numpy("data"), max_bad=max_bad)
+    features = extract_features(load_vfm(vfm, size // 8), train.signed())
+    report = analyze_features([features], Streams(seed).numpy("analysis"), subsample=4000)
+    out.mkdir(parents=True, exist_ok=True)
+    picture, _ = plots.spectrum(out / "spectrum", report)
+    _show(
+        {
+            "tokens": report.tokens,
+            "channels": report.channels,
+            "participation ratio": report.participation_ratio,
+            "effective rank": report.effective_rank,
+            "components for 50/80/90/95/99 %": list(report.components.values()),
+            "TwoNN dimension": report.two_nn,
+            "Levina-Bickel dimension": report.levina_bickel,
+            "outlier ratio": report.outlier_ratio,
+            "autocorrelation": report.autocorrelation,
+            "skipped": list(train.skipped),
+            "picture": str(picture),
+        },
+        as_json,
+    )
+
+
+@app.command()
+def spaces(
+    data: Data = "photos",
+    vfm: Vfm = PACKAGED,
+    size: Size = 32,
+    channels: Annotated[int, typer.Option("--channels", min=1, help="Channels of the packed spaces.")] = 32,
+    max_bad: MaxBad = 0,
+    out: Out = Path("repack-dit-spaces"),
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Held-out reconstruction of raw, best-packed, PCA and pixel latents with linear decoders, and a sheet of them.
+
+    The sheet's rows: real, then each space's reconstruction.
+    """
+    from repack_dit.metrics import peak_signal_to_noise
+
+    train, held = load_images(data, size, Streams(seed).numpy("data"), max_bad=max_bad)
+    if not len(held.labels):
+        raise InputError(f"{data} holds {len(train.labels)} images; at least 6 are needed to hold one out")
+    vision = load_vfm(vfm, size // 8)
+    features, held_features = (extract_features(vision, part.signed()) for part in (train, held))
+    found: dict[str, Any] = {}
+    rows = [held.signed()[:: max(1, len(held.labels) // 12)][:12]]
+    for kind in ("raw", "rrr", "pca", "pixel"):
+        space = fit_space(kind, features, train.signed(), channels)
+        decoded = space.decode(space.encode(held_features, held.signed()))
+        found[f"{space.name} PSNR, dB"] = peak_signal_to_noise(decoded, held.signed())
+        rows.append(decoded[:: max(1, len(held.labels) // 12)][:12])
+    out.mkdir(parents=True, exist_ok=True)
+    found["picture"] = str(plots.sheet(out / "spaces.png", rows))
+    _show(found, as_json)
+
+
+@app.command()
+def count(
+    preset: Annotated[str, typer.Option("--preset", help=f"One of {', '.join(PRESETS)}.")] = "XL/1",
+    channels: Annotated[int, typer.Option("--channels", min=1, help="Latent channels.")] = 32,
+    grid: Annotated[int, typer.Option("--grid", min=1, help="Side of the latent map.")] = 16,
+    classes: Annotated[int, typer.Option("--classes", min=0, help="Classes; 0 is unconditional.")] = 1000,
+    as_json: Json = False,
+) -> None:
+    """Parameters of a transformer preset and memory of its cache, without allocating the model."""
+    with torch.device("meta"):
+        model = RePackDiTTransformer2DModel.from_preset(
+            preset, in_channels=channels, sample_size=grid, num_classes=classes
+        )
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    _show(
+        {
+            "preset": preset,
+            "trainable parameters": trained,
+            "fixed positions": model.pos_embed.numel(),
+            "tokens": int(np.prod(model.pos_embed.shape[:2])),
+            "cached bytes an image and view (bf16)": 2 * channels * grid**2,
+        },
+        as_json,
+    )
+
+
+@app.command()
+def convert(
+    part: Annotated[str, typer.Argument(help=f"{', '.join(MAPS)}.")],
+    checkpoint: Annotated[Path, typer.Argument(help="Official checkpoint (.pt, .pth, .ckpt or .safetensors).")],
+    out: Annotated[Path, typer.Argument(help="Folder for the converted model; must not exist.")],
+    preset: Annotated[str, typer.Option("--preset", help="Size of a transformer.")] = "XL/1",
+) -> None:
+    """An official checkpoint as a diffusers folder; checkpoints that hold code are refused."""
+    if part not in MAPS:
+        raise InputError(f"expected one of {', '.join(MAPS)}, got {part!r}")
+    if out.exists():
+        raise InputError(f"{out} exists already; name a new folder")
+    if not checkpoint.is_file():
+        raise InputError(f"no checkpoint at {checkpoint}")
+    if part == "autoencoder":
+        model: Any = RePackAutoencoder()
+    elif part == "transformer":
+        model = RePackDiTTransformer2DModel.from_preset(preset)
+    else:
+        model = LatentGuidedRefiner(residual=False, refiner_latents="official")
+    load_official(model, checkpoint).save_pretrained(out)
+    print(f"written: {out}")

@@ -1,0 +1,214 @@
+"""Losses of the three stages: frequency terms, adaptive adversarial weight, hinge losses, flow matching.
+
+Two reductions: ``"mean"`` makes every term a mean per element; ``"official"`` sums the pixel term over an image and
+averages the frequency terms, as the paper's code does, where the latter then have no effect (claim R6).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+EPS = 1e-10
+
+
+def _check_pair(prediction: Tensor, target: Tensor) -> None:
+    if prediction.shape != target.shape or prediction.ndim != 4:
+        raise ValueError(
+            f"expected two (B, C, H, W) of one shape, got {tuple(prediction.shape)}, {tuple(target.shape)}"
+        )
+
+
+def focal_frequency_loss(prediction: Tensor, target: Tensor, alpha: float = 1.0) -> Tensor:
+    """Mean of ``w |F1 - F2|^2`` over the orthonormal 2-D spectrum (Jiang et al. 2021).
+
+    ``w = |F1 - F2|^alpha`` over its maximum in each (image, channel) plane, detached. At alpha = 0 it is the mean
+    squared error (Parseval).
+
+    Args:
+        prediction: (B, C, H, W).
+        target: (B, C, H, W).
+        alpha: >= 0.
+    """
+    _check_pair(prediction, target)
+    difference = torch.fft.fft2(prediction, norm="ortho") - torch.fft.fft2(target, norm="ortho")
+    square = difference.real.square() + difference.imag.square()
+    weight = square.detach().sqrt() ** alpha
+    weight = weight / weight.amax((-2, -1), keepdim=True).clamp_min(torch.finfo(weight.dtype).tiny)
+    return (weight.clamp(0, 1) * square).mean()
+
+
+class WatsonDFT(nn.Module):
+    """Watson's perceptual distance on block Fourier spectra (Czolbe et al. 2020), masks from the target.
+
+    Images in [-1, 1] are taken to YCbCr and cut into 8 x 8 blocks with spectrum ``rfft2 / 64``. Luminance masking
+    ``t' = exp(t) (|DC| / mean |DC|)^alpha``, contrast masking by a softmax-weighted maximum of ``t'`` and
+    ``|c0|^w t'^(1-w)``; pooled ``sum |(|c0| - |c1|) / s|^beta``, root 1/beta, plus the weighted angle between the
+    phases; channels are mixed by softmax weights.
+
+    The parameters are untrained unless :meth:`load_parameters` is called.
+    """
+
+    def __init__(self, block: int = 8) -> None:
+        super().__init__()
+        self.block = block
+        shape = (block, block // 2 + 1)
+        self.t_tilde = nn.Parameter(torch.zeros(3, *shape), requires_grad=False)
+        self.phase_tilde = nn.Parameter(torch.full((3, *shape), -2.0), requires_grad=False)
+        self.alpha = nn.Parameter(torch.full((3,), 0.1), requires_grad=False)
+        self.w = nn.Parameter(torch.full((3,), 0.2), requires_grad=False)
+        self.beta = nn.Parameter(torch.ones(3), requires_grad=False)
+        self.channel_tilde = nn.Parameter(torch.zeros(3), requires_grad=False)
+
+    def load_parameters(self, values: Mapping[str, Tensor]) -> None:
+        """Trained parameters by this module's names; shapes must agree."""
+        self.load_state_dict(dict(values), strict=True)
+
+    def _spectrum(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Complex blocks, (B, 3, N, block, block // 2 + 1), as real and imaginary part."""
+        n = self.block
+        if images.shape[1] != 3 or images.shape[2] % n or images.shape[3] % n:
+            raise ValueError(f"expected (B, 3, H, W) with sides divisible by {n}, got {tuple(images.shape)}")
+        r, g, b = ((images + 1) / 2).unbind(1)
+        y = 0.299 * r + 0.587 * g + 0.114 * b
+        ycc = torch.stack([y, 0.5 + 0.564 * (b - y), 0.5 + 0.713 * (r - y)], 1)
+        blocks = ycc.unfold(2, n, n).unfold(3, n, n).flatten(2, 3)
+        found = torch.fft.rfft2(blocks) / n**2
+        return found.real, found.imag
+
+    def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
+        """Distance per image, (B,): a sum over blocks and frequencies."""
+        _check_pair(prediction, target)
+        a0, b0 = self._spectrum(target)
+        a1, b1 = self._spectrum(prediction)
+        size0, size1 = (a0.square() + b0.square() + EPS).sqrt(), (a1.square() + b1.square() + EPS).sqrt()
+        alpha, w, beta = (p.view(1, 3, 1, 1, 1) for p in (self.alpha, self.w, self.beta))
+        light = size0[..., :1, :1]
+        masked = self.t_tilde.exp()[None, :, None] * (light / light.mean((0, 2), keepdim=True)) ** alpha
+        contrast = size0**w * masked ** (1 - w)
+        share = torch.softmax(torch.stack([masked, contrast]), 0)
+        slack = share[0] * masked + share[1] * contrast
+        pooled = (((size0 - size1).abs() / slack + EPS) ** beta - EPS**beta).sum((2, 3, 4)) ** (1 / beta.flatten())
+        # angle between the phases; flat at equality, so that its gradient stays finite
+        cosine = (a0 * a1 + b0 * b1 + EPS) / (size0 * size1)
+        angle = torch.acos(cosine.clamp(-1 + 1e-6, 1 - 1e-6)) - math.acos(1 - 1e-6)
+        phase = (angle * self.phase_tilde.exp()[None, :, None]).sum((2, 3, 4))
+        return ((pooled + phase) * torch.softmax(self.channel_tilde, 0)).sum(1)
+
+
+def watson_loss(watson: WatsonDFT, prediction: Tensor, target: Tensor) -> Tensor:
+    """Watson-DFT distance per element of the image."""
+    return watson(prediction, target).mean() / prediction[0].numel()
+
+
+def adaptive_weight(reference: Tensor, adversarial: Tensor, last_layer: Tensor, maximum: float = 1e4) -> Tensor:
+    """``||grad reference|| / (||grad adversarial|| + 1e-4)`` at the decoder's last layer, clamped (VQGAN)."""
+    (first,) = torch.autograd.grad(reference, last_layer, retain_graph=True)
+    (second,) = torch.autograd.grad(adversarial, last_layer, retain_graph=True)
+    return (first.norm() / (second.norm() + 1e-4)).clamp(0, maximum).detach()
+
+
+def hinge_discriminator_loss(real: Tensor, fake: Tensor) -> Tensor:
+    """``(mean relu(1 - D(x)) + mean relu(1 + D(x_hat))) / 2``."""
+    return (F.relu(1 - real).mean() + F.relu(1 + fake).mean()) / 2
+
+
+def hinge_generator_loss(fake: Tensor) -> Tensor:
+    """``-mean D(x_hat)``."""
+    return -fake.mean()
+
+
+def patch_discriminator(base: int = 128, layers: int = 3) -> nn.Sequential:
+    """PatchGAN with BatchNorm and biases: 4 x 4 convolutions, channels doubling up to 8 ``base``."""
+    parts: list[nn.Module] = [nn.Conv2d(3, base, 4, 2, 1), nn.LeakyReLU(0.2)]
+    width = base
+    for i in range(1, layers + 1):
+        out = base * min(2**i, 8)
+        parts += [nn.Conv2d(width, out, 4, 2 if i < layers else 1, 1), nn.BatchNorm2d(out), nn.LeakyReLU(0.2)]
+        width = out
+    return nn.Sequential(*parts, nn.Conv2d(width, 1, 4, 1, 1))
+
+
+def reconstruction_terms(
+    prediction: Tensor,
+    target: Tensor,
+    watson: WatsonDFT,
+    *,
+    reduction: str = "mean",
+    official_order: bool | None = None,
+) -> dict[str, Tensor]:
+    """Pixel, focal and Watson term with the paper's weights 1, 0.05 and 0.005.
+
+    Args:
+        prediction: (B, 3, H, W).
+        target: (B, 3, H, W).
+        watson: the distance.
+        reduction: ``"mean"`` or ``"official"`` (pixel term summed over each image).
+        official_order: masks of the Watson term from the reconstruction, as the release calls it; by default only
+            with ``"official"``.
+    """
+    if reduction not in ("mean", "official"):
+        raise ValueError(f"reduction must be mean or official, got {reduction!r}")
+    pixel = (prediction - target).abs()
+    swap = reduction == "official" if official_order is None else official_order
+    pair = (target, prediction) if swap else (prediction, target)
+    return {
+        "pixel": pixel.mean() if reduction == "mean" else pixel.sum() / len(pixel),
+        "focal": 0.05 * focal_frequency_loss(prediction, target),
+        "watson": 0.005 * watson_loss(watson, *pair),
+    }
+
+
+# --- flow matching -------------------------------------------------------------------------------------------------
+
+
+def drop_labels(labels: Tensor, null: int, rate: float, generator: torch.Generator) -> Tensor:
+    """Each label replaced by the null label with this probability."""
+    dropped = torch.rand(labels.shape, generator=generator, device=generator.device) < rate
+    return torch.where(dropped.to(labels.device), torch.full_like(labels, null), labels)
+
+
+def velocity_loss(velocity: Tensor, target: Tensor, cosine_weight: float = 1.0) -> Tensor:
+    """``mean (v - u)^2 + weight * mean over positions of (1 - cos(v, u))`` over channels (B, d, h, w)."""
+    squared = (velocity - target).square().mean()
+    if cosine_weight == 0:
+        return squared
+    return squared + cosine_weight * (1 - F.cosine_similarity(velocity, target, dim=1)).mean()
+
+
+def flow_matching_loss(
+    model: Any,
+    z: Tensor,
+    labels: Tensor | None,
+    *,
+    generator: torch.Generator,
+    cosine_weight: float = 1.0,
+    logit_mean: float = 0.0,
+    logit_std: float = 1.0,
+    label_dropout: float = 0.1,
+) -> Tensor:
+    """Loss of the velocity at ``z_t = t z + (1 - t) e``, ``t = sigmoid(N(mean, std))``.
+
+    Args:
+        model: takes (z_t, t, labels, return_dict=False).
+        z: normalised latents, (B, d, h, w).
+        labels: (B,), or None.
+        generator: source of noise, times and dropped labels; on the CPU or on z's device.
+        cosine_weight: weight of the direction term; 0 is plain flow matching.
+        logit_mean: of the times' logits.
+        logit_std: of the times' logits.
+        label_dropout: rate at which labels become null.
+    """
+    device = generator.device
+    t = torch.sigmoid(logit_mean + logit_std * torch.randn(len(z), generator=generator, device=device)).to(z.device)
+    noise = torch.randn(z.shape, generator=generator, device=device).to(z)
+    if labels is not None and label_dropout:
+        labels = drop_labels(labels, model.config.num_classes, label_dropout, generator)
+    at = t.view(-1, 1, 1, 1).to(z.dtype)
+    velocity = model(at * z + (1 - at) * noise, t, labels, return_dict=False)[0]
+    return velocity_loss(velocity, z - noise, cosine_weight)
