@@ -335,6 +335,7 @@ PAPER = Paper(
             paper="FID 1.82 in 64 epochs, later for raw-feature methods (figure 1, ImageNet-256)",
             criterion="packed's distance at step 200 below raw's at step 500 on each of 3 seeds",
             measure=measure_convergence,
+            scale="long",
         ),
         Claim(
             id="R3",
