@@ -116,6 +116,17 @@ def _numpy_morton(ijk: np.ndarray, bits: int = 16) -> np.ndarray:
     return code
 
 
+def _associative(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The recurrence by torch's own (generic) associative scan."""
+    from torch._higher_order_ops.associative_scan import associative_scan
+
+    def combine(x: Any, y: Any) -> Any:
+        return x[0] * y[0], x[1] * y[0] + y[1]
+
+    found: Any = associative_scan(combine, (a, b), dim=0, combine_mode="generic")
+    return found[1]
+
+
 def _matched(name: str, parameters: int) -> PointNetwork:
     """The baseline at ``seg_tiny``'s depth whose width brings it nearest to a number of parameters."""
     best = None
@@ -165,6 +176,7 @@ def peers(out: Path, quick: bool = False) -> dict[str, str]:
         {
             "sequential torch": lambda: sequential_scan(a, b),
             "torch.cumsum (same size)": lambda: torch.cumsum(b, 0),
+            "torch's associative_scan": lambda: _associative(a, b),
             "anisonet, torch": lambda: linear_recurrence(a, b, backend="torch"),
             "anisonet, numba": lambda: linear_recurrence(a, b, backend="numba"),
         },
