@@ -39,10 +39,29 @@ def _peers(table: Table) -> dict[str, Callable[[], Any]]:
 
 
 def _toolbox(table: Table) -> Any:
+    """anfis-toolbox on standardised inputs, with two memberships an input and 20 epochs."""
     from anfis_toolbox import ANFISClassifier, ANFISRegressor
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
 
-    kind: Any = ANFISClassifier if table.classification else ANFISRegressor
-    return kind(n_mfs=2, epochs=20, random_state=0)
+    if table.classification:
+        return _Coded(make_pipeline(StandardScaler(), ANFISClassifier(n_mfs=2, epochs=20, random_state=0)))
+    return make_pipeline(StandardScaler(), ANFISRegressor(n_mfs=2, epochs=20, random_state=0))
+
+
+class _Coded:
+    """A classifier that wants codes 0, 1, ... in place of words."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def fit(self, X: pd.DataFrame, y: pd.Series) -> _Coded:
+        self.classes, codes = np.unique(np.asarray(y), return_inverse=True)
+        self.model.fit(X.to_numpy(), codes)
+        return self
+
+    def predict(self, X: pd.DataFrame) -> np.ndarray:
+        return self.classes[np.asarray(self.model.predict(X.to_numpy())).astype(int)]
 
 
 class _Pykan:
@@ -179,6 +198,6 @@ def _prediction(quick: bool, values: dict[str, Any]) -> dict[str, str]:
     values["large"] = {"predict": predicted, "fit": fitted, "peak_mb": peak}
     return {
         "Large tables": f"prediction of {rows:,} x 20, three terms: {predicted:.2f} s; fit of {len(wide):,} x 50, "
-        "five terms: {fitted:.1f} s, "
+        f"five terms: {fitted:.1f} s, "
         f"{peak:.0f} MB of arrays"
     }
