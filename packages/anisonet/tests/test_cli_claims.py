@@ -1,6 +1,7 @@
 """The command line on files of a new user, and the claims at a small size."""
 
 import contextlib
+import functools
 import io
 import json
 from dataclasses import dataclass
@@ -8,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from anisonet import claims, data
+from anisonet import claims, cli, data
+from anisonet.audit import leakage_probe
 from anisonet.claims import PAPER
 from anisonet.cli import app
 from anisonet.clouds import read_ply, write_ply
@@ -43,6 +45,7 @@ def few_scenes():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(data, "mw_scenes", lambda: few)
         patch.setattr(claims, "mw_scenes", lambda: few)
+        patch.setattr(cli, "leakage_probe", functools.partial(leakage_probe, steps=20))
         views = data.mw_objects()
         views = views._replace(train=views.train[::16], test=views.test[::16])
         patch.setattr(data, "mw_objects", lambda *_: views)

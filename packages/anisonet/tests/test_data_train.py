@@ -16,7 +16,7 @@ from anisonet.clouds import Cloud, PlyError, make_cloud, read_ply, read_points, 
 from anisonet.estimator import PointClassifier, PointSegmenter
 from anisonet.metrics import ConfusionMeter
 from anisonet.model import Config, network
-from anisonet.train import Recipe, Trainer, Votes, evaluate, learning_rate, recipe_for, seeded, vote
+from anisonet.train import PRESET_VOTES, Recipe, Trainer, Votes, evaluate, learning_rate, recipe_for, seeded, vote
 from papershelf import InputError
 
 
@@ -569,6 +569,9 @@ def test_one_vote_is_plain_evaluation_and_all_points_get_a_label():
     assert vote(gridded, cloud, Votes(picks=3)).shape == (1024, 5)
     assert vote(net, cloud, 2).shape == (1024, 5)
     assert vote(net, cloud, 1, max_points=300).shape == (1024, 5)
+    versions = PRESET_VOTES["seg_scannet"].versions(0.02)
+    assert len(versions) == len(set(versions)) == 4 * 4 * 3  # picks x turns x scales
+    assert len(Votes.of(3, 0.0).versions(0.0)) == len(Votes.of(3, 0.1).versions(0.1)) == 3
     with pytest.raises(ValueError, match="at least one vote"):
         vote(net, cloud, 0)
     meter = evaluate(gridded, [cloud])

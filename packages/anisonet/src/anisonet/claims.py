@@ -21,7 +21,7 @@ from anisonet.ellipsoid import Mode, edge_features
 from anisonet.gisa import order_bound
 from anisonet.metrics import ConfusionMeter
 from anisonet.model import PointNetwork, count, network
-from anisonet.train import Trainer, evaluate, recipe_for, seeded
+from anisonet.train import PRESET_VOTES, Trainer, Votes, evaluate, recipe_for, seeded
 from papershelf import Claim, InputError, Method, Outcome, Paper, Run
 from papershelf.paper import Progress, silent
 
@@ -315,7 +315,7 @@ def measure_headline(run: Run) -> Outcome:
     trainer = Trainer(model, dataset.train, recipe, run.out / preset, device, dataset.up)
     trainer.resume()
     trainer.run(run.progress, label=preset)
-    votes = {"s3dis": 12, "scannet": 4}.get(dataset.name, 1)
+    votes = PRESET_VOTES.get(preset, Votes())
     meter = evaluate(trainer.model, dataset.test, votes, None, file_order, dataset.up, run.seed, run.progress)
     goal = {"s3dis": 0.8262, "scannet": 0.7852, "scanobjectnn": 0.9421}[dataset.name]
     score = meter.accuracy if dataset.name == "scanobjectnn" else meter.miou

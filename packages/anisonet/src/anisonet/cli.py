@@ -13,6 +13,7 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
+from scipy.special import softmax
 
 from anisonet import bench as benchmarks
 from anisonet import data as datasets
@@ -357,8 +358,7 @@ def segment(
     fed = replace(cloud, xyz=cloud.xyz * np.float32(scale))
     logits = vote(model, fed, votes, up=_axis(up), seed=seed)
     labels = logits.argmax(1)
-    e = np.exp(logits / votes - (logits / votes).max(1, keepdims=True))
-    confidence = (e / e.sum(1, keepdims=True)).max(1)
+    confidence = softmax(logits / votes, axis=1).max(1)
     colour = (255 * viz.colours_of(labels)).round()
     columns = {"label": labels, "confidence": confidence}
     columns |= {name: colour[:, i] for i, name in enumerate(("red", "green", "blue"))}
@@ -408,9 +408,7 @@ def classify(
     if normalise:
         radius = float(np.linalg.norm(cloud.xyz - cloud.xyz.mean(0), axis=1).max()) or 1.0
         cloud = replace(cloud, xyz=cloud.xyz / np.float32(radius))
-    logits = vote(model, cloud, votes, up=_axis(up), seed=seed)[0] / votes
-    p = np.exp(logits - logits.max())
-    p /= p.sum()
+    p = softmax(vote(model, cloud, votes, up=_axis(up), seed=seed)[0] / votes)
     names = _classes(checkpoint)
     ranked = [(names[i] if i < len(names) else str(i), float(p[i])) for i in np.argsort(-p)]
     if as_json:

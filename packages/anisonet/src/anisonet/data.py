@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from anisonet.batches import turn
 from anisonet.clouds import Cloud, make_cloud, read_kitti, read_obj, read_ply, read_points, sample_surface
 from papershelf import InputError, require
 from papershelf.files import registry_asset
@@ -99,9 +100,8 @@ def _view(xyz: np.ndarray, rng: np.random.Generator, n: int, clutter: float, lab
     low, high = xyz.min(0), xyz.max(0)
     table = rng.uniform(low - 0.15, high + 0.15, (around, 3))
     table[:, 2] = low[2] + rng.normal(0, 0.005, around)
-    turn, scale = rng.uniform(0, 2 * np.pi), rng.uniform(0.9, 1.1)
-    rotation = np.array([[np.cos(turn), -np.sin(turn), 0], [np.sin(turn), np.cos(turn), 0], [0, 0, 1]])
-    both = rng.permutation(np.concatenate([own, table])) @ rotation.T * scale
+    angle, scale = rng.uniform(0, 2 * np.pi), rng.uniform(0.9, 1.1)
+    both = turn(rng.permutation(np.concatenate([own, table])), angle) * scale
     return make_cloud(both, label=label, name=name)
 
 
@@ -126,9 +126,7 @@ def shapes(n: int, points: int, rng: np.random.Generator, noise: float = 0.02) -
             xyz = np.stack(
                 [(0.7 + 0.3 * np.cos(b)) * np.cos(a), (0.7 + 0.3 * np.cos(b)) * np.sin(a), 0.3 * np.sin(b)], 1
             )
-        turn = rng.uniform(0, 2 * np.pi)
-        rotation = np.array([[np.cos(turn), -np.sin(turn), 0], [np.sin(turn), np.cos(turn), 0], [0, 0, 1]])
-        xyz = xyz @ rotation.T * rng.uniform(0.8, 1.2) + rng.normal(0, noise, (points, 3))
+        xyz = turn(xyz, rng.uniform(0, 2 * np.pi)) * rng.uniform(0.8, 1.2) + rng.normal(0, noise, (points, 3))
         found.append(make_cloud(xyz, label=kind, name=f"{SHAPES[kind]}:{i}"))
     return found
 

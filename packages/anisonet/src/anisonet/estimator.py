@@ -9,6 +9,7 @@ from typing import Any, Self, cast
 
 import numpy as np
 import torch
+from scipy.special import softmax
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
@@ -134,11 +135,6 @@ class _PointEstimator(BaseEstimator):
         self.model_.save_pretrained(folder, {"classes": "\n".join(map(str, self.classes_))})
 
 
-def _softmax(logits: np.ndarray) -> np.ndarray:
-    e = np.exp(logits - logits.max(1, keepdims=True))
-    return e / e.sum(1, keepdims=True)
-
-
 class PointSegmenter(_PointEstimator):
     """Label every point of clouds.
 
@@ -185,7 +181,7 @@ class PointSegmenter(_PointEstimator):
 
     def predict_proba(self, X: Sequence[Any]) -> list[np.ndarray]:
         """Probabilities of the classes, (N, C) a cloud."""
-        return [_softmax(x)[:, : len(self.classes_)] for x in self._logits(X)]
+        return [softmax(x, axis=1)[:, : len(self.classes_)] for x in self._logits(X)]
 
     def predict(self, X: Sequence[Any]) -> list[np.ndarray]:
         """Labels, (N,) a cloud."""
@@ -248,7 +244,7 @@ class PointClassifier(_PointEstimator):
 
     def predict_proba(self, X: Sequence[Any]) -> np.ndarray:
         """Probabilities of the classes, (B, C)."""
-        return np.concatenate([_softmax(x) for x in self._logits(X)])[:, : len(self.classes_)]
+        return np.concatenate([softmax(x, axis=1) for x in self._logits(X)])[:, : len(self.classes_)]
 
     def predict(self, X: Sequence[Any]) -> np.ndarray:
         """Labels, (B,)."""

@@ -633,7 +633,7 @@ class Budget(NamedTuple):
 
 def synthetic_pyramid(cfg: Config, points: int, ratio: float = 3.0, device: str = "cpu") -> Pyramid:
     """A pyramid of the right shapes and meaningless indices, for counting and timing."""
-    sizes = [max(2, round(points / (cfg_ratio**s))) for s, cfg_ratio in enumerate([ratio] * len(cfg.dims))]
+    sizes = [max(2, round(points / ratio**s)) for s in range(len(cfg.dims))]
     at = torch.device(device)
     zeros = [torch.zeros(n, dtype=torch.long, device=at) for n in sizes]
     return Pyramid(

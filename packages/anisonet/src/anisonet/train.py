@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -33,7 +34,7 @@ from anisonet.curves import Order
 from anisonet.metrics import ConfusionMeter, check_labels
 from anisonet.model import PointNetwork
 from anisonet.pyramid import Pick, Pyramid, grid_subsample, nearest
-from papershelf import InputError
+from papershelf import InputError, require
 from papershelf.files import load_checkpoint, save_checkpoint
 from papershelf.paper import Progress, silent
 
@@ -173,8 +174,6 @@ class Trainer:
             self._distribute()
 
     def _distribute(self) -> None:
-        from papershelf import require
-
         accelerate = require("accelerate", "papershelf-anisonet[accelerate]")
         self._accelerator = accelerate.Accelerator(cpu=self.device.type == "cpu")
         self._forward, self.optimizer = self._accelerator.prepare(self.model, self.optimizer)
@@ -333,22 +332,40 @@ class Trainer:
 
 
 class Votes(NamedTuple):
-    """Which versions of a cloud are averaged."""
+    """Which versions of a cloud are averaged: all combinations of points of a voxel, turns and scales.
+
+    Attributes:
+        picks: points of a voxel of the data's own grid; of no account for networks without one.
+        rotations: angles about the up axis.
+        scales: factors.
+    """
 
     picks: int = 1
     rotations: tuple[float, ...] = (0.0,)
     scales: tuple[float, ...] = (1.0,)
 
     @classmethod
-    def of(cls, number: int) -> Votes:
-        """That many votes: rotations by equal angles for networks without a grid of their own, picks for the others."""
+    def of(cls, number: int, grid: float) -> Votes:
+        """That many votes: points of a voxel where the data has a grid, turns by equal angles where it has none."""
         if number < 1:
             raise ValueError(f"expected at least one vote, got {number}")
-        return cls(picks=number, rotations=tuple(2 * math.pi * i / number for i in range(number)))
+        return cls(picks=number) if grid > 0 else cls(rotations=equal_turns(number))
+
+    def versions(self, grid: float) -> list[tuple[int, float, float]]:
+        """(pick, angle, scale) of every version."""
+        picks = range(self.picks if grid > 0 else 1)
+        return list(itertools.product(picks, self.rotations, self.scales))
 
 
-S3DIS_VOTES = Votes(picks=12)
-SCANNET_VOTES = Votes(picks=4, rotations=tuple(math.pi / 2 * i for i in range(4)), scales=(0.9, 1.0, 1.1))
+def equal_turns(number: int) -> tuple[float, ...]:
+    """That many angles around the circle."""
+    return tuple(2 * math.pi * i / number for i in range(number))
+
+
+PRESET_VOTES = {
+    "seg_s3dis": Votes(picks=12),
+    "seg_scannet": Votes(picks=4, rotations=equal_turns(4), scales=(0.9, 1.0, 1.1)),
+}
 
 
 def _logits(model: PointNetwork, packed: Batch, order: Order | None, pick: Pick, generator: torch.Generator) -> Tensor:
@@ -356,18 +373,6 @@ def _logits(model: PointNetwork, packed: Batch, order: Order | None, pick: Pick,
     pyramid = model.build_pyramid(packed.xyz, packed.counts, generator, pick=pick, order=order)
     extra = () if packed.categories is None else (packed.categories.to(device),)
     return cast(Tensor, model(pyramid.to(device), packed.feats.to(device), *extra)).float().cpu()
-
-
-def _versions(votes: Votes, grid: float) -> list[tuple[int, float, float]]:
-    """(pick, angle, scale) of every vote; picks and rotations go together where the data has no grid."""
-    if grid > 0:
-        return [
-            (p, r, s)
-            for s in votes.scales
-            for r in votes.rotations[: 1 if votes.picks == len(votes.rotations) else None]
-            for p in range(votes.picks)
-        ]
-    return [(i, r, s) for s in votes.scales for i, r in enumerate(votes.rotations)]
 
 
 @torch.no_grad()
@@ -398,11 +403,11 @@ def vote(
     Returns:
         float32, shape (N, classes) or, for classification, (1, classes).
     """
-    votes = Votes.of(votes) if isinstance(votes, int) else votes
     cfg, total = model.cfg, None
+    votes = Votes.of(votes, cfg.grid) if isinstance(votes, int) else votes
     rng = _stream(seed, 5)
     everywhere = torch.from_numpy(cloud.xyz)
-    for pick, angle, scale in _versions(votes, cfg.grid):
+    for pick, angle, scale in votes.versions(cfg.grid):
         xyz = turn(cloud.xyz, angle, up) * np.float32(scale)
         normals = None if cloud.normals is None or not angle else turn(cloud.normals, angle, up)
         changed = {} if normals is None else {"normals": normals}

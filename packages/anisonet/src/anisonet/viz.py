@@ -84,7 +84,13 @@ def render_png(
                 )
                 for i in present[present >= 0][:20]
             ]
-            drawing.legend(handles=handles, loc="lower center", ncols=min(5, len(handles)), fontsize=8, frameon=False)
+            drawing.legend(
+                handles=handles,
+                loc="lower center",
+                ncols=min(5 if panels == 2 else 3, len(handles)),  # as many as the width takes
+                fontsize=8,
+                frameon=False,
+            )
         return save(drawing, path)
 
 
