@@ -263,6 +263,9 @@ def test_streaming_is_one_fit():
     assert streamed.score(X, classes) > 0.7
     assert not hasattr(KANFISClassifier(), "partial_fit")
     assert not hasattr(KANFISRegressor(select_features=True), "partial_fit")
+    assert not hasattr(KANFISClassifier(loss="squared", monotone={0: 1}), "partial_fit")
+    rising = KANFISRegressor(monotone={2: 1}).partial_fit(X[:300], y[:300]).partial_fit(X[300:], y[300:])
+    assert (np.diff(rising.shape(2)[1][:, 0]) >= -1e-4 * np.ptp(y)).all()
 
 
 def test_several_outputs():

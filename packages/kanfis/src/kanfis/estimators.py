@@ -42,6 +42,7 @@ SUFFIXES = {
     ".py": "python", ".c": "c",
 }  # fmt: skip
 AUTO_TERMS = (3, 5, 7)
+CHOOSING_ROWS = 20_000
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class _KANFIS(BaseEstimator):
     rulebase_: RuleBase
     exact_rules_: bool
     surrogate_fidelity_: float
+    moments_: Moments
 
     def __init__(
         self,
@@ -382,17 +384,19 @@ class _KANFIS(BaseEstimator):
         ends = np.cumsum(partition.sizes)
         return [np.arange(e - s, e) for e, s in zip(ends, partition.sizes, strict=True)]
 
+    def _sampled(self, n: int) -> np.ndarray:
+        """All rows, or 20,000 of them at random: enough to choose features and pairs by."""
+        if n <= CHOOSING_ROWS:
+            return np.arange(n)
+        return check_random_state(self.random_state).choice(n, CHOOSING_ROWS, replace=False)
+
     def _solve_terms(
         self, partition: Partition, X: np.ndarray, Y: np.ndarray, weight: np.ndarray
     ) -> tuple[RuleBase, Fit]:
         groups = self._groups(partition)
         columns = np.concatenate(groups) if groups else np.zeros(0, dtype=int)
         if self.select_features:
-            rows = (
-                np.arange(len(X))
-                if len(X) <= 20_000
-                else check_random_state(self.random_state).choice(len(X), 20_000, replace=False)
-            )
+            rows = self._sampled(len(X))
             seed = check_random_state(self.random_state).randint(2**31 - 1)
             kept, self.sparsity_path_ = choose_features(
                 partition.basis(X[rows]), Y[rows], weight[rows], groups, np.random.default_rng(seed)
@@ -402,11 +406,7 @@ class _KANFIS(BaseEstimator):
         base = self._empty(partition, tuple(antecedents), Y.shape[1])
         fit = self._solve(base, X, Y, weight, columns)
         if self.n_interactions > 0:
-            rows = (
-                np.arange(len(X))
-                if len(X) <= 20_000
-                else check_random_state(self.random_state).choice(len(X), 20_000, replace=False)
-            )
+            rows = self._sampled(len(X))
             first = replace(base, coef=fit.coef, intercept=fit.intercept)
             residual = self._residual(first, X[rows], Y[rows])
             used = [g if np.isin(g, columns).all() and len(g) else np.zeros(0, dtype=int) for g in groups]
@@ -725,19 +725,30 @@ class _KANFIS(BaseEstimator):
     def _least_squares(
         self, base: RuleBase, X: np.ndarray, Y: np.ndarray, weight: np.ndarray, columns: np.ndarray
     ) -> Fit:
-        width = len(base.antecedents)
-        moments = Moments.of(base.basis, X, Y, weight, width)
-        alphas, penalty = self._alphas(ALPHAS), self._penalty(base, columns)
+        moments = Moments.of(base.basis, X, Y, weight, len(base.antecedents))
         leverage = None
         if self.alpha_selection == "loo":
-            leverage = leave_one_out(base.basis, X, Y, weight, moments, columns, alphas)
-        fit = ridge(moments, columns, alphas, penalty, leverage)
+            leverage = leave_one_out(base.basis, X, Y, weight, moments, columns, self._alphas(ALPHAS))
+        return self._from_moments(base, moments, columns, leverage)
+
+    def _from_moments(self, base: RuleBase, moments: Moments, columns: np.ndarray, leverage: Any = None) -> Fit:
+        penalty = self._penalty(base, columns)
+        fit = ridge(moments, columns, self._alphas(ALPHAS), penalty, leverage)
         self.moments_ = moments
         if self.monotone:
-            fit = constrained(moments, columns, fit.alpha, self._slopes(base, columns), penalty)._replace(
-                scores=fit.scores
-            )
+            slopes = self._slopes(base, columns)
+            fit = constrained(moments, columns, fit.alpha, slopes, penalty)._replace(scores=fit.scores)
         return fit
+
+    def _add_rows(self, X: np.ndarray, Y: np.ndarray, weight: np.ndarray) -> Self:
+        """Fit again as if these rows had been there from the start, on the partition that is there."""
+        base = self.rulebase_
+        total = self.moments_ + Moments.of(base.basis, X, Y, weight, len(base.antecedents))
+        fit = self._from_moments(base, total, np.arange(len(base.antecedents)))
+        self.alpha_ = fit.alpha
+        self.rulebase_ = replace(base, coef=fit.coef, intercept=fit.intercept, centre=total.means[0])
+        self._finish()
+        return self
 
     def _slopes(self, base: RuleBase, columns: np.ndarray) -> np.ndarray:
         """Rows of differences of the basis along constrained features, times the wanted sign."""
@@ -780,8 +791,10 @@ def _streams(self: Any) -> bool:
         raise AttributeError(
             "partial_fit needs structure='term' without select_features, n_interactions, fine_tune and 'loo'"
         )
-    if self.calibration_fraction or (self._classifier and self.loss != "squared"):
-        raise AttributeError("partial_fit needs loss='squared' and no calibration_fraction")
+    if self.calibration_fraction:
+        raise AttributeError("partial_fit needs calibration_fraction=0")
+    if self._classifier and (self.loss != "squared" or self.monotone):
+        raise AttributeError("partial_fit of classes needs loss='squared' and no monotone")
     return True
 
 
@@ -886,18 +899,7 @@ class KANFISRegressor(RegressorMixin, _KANFIS):
         self._check_parameters()
         if not hasattr(self, "moments_"):
             return self.fit(X, y, sample_weight)
-        rows, target, weight, _ = self._targets(X, y, sample_weight, reset=False)
-        base = self.rulebase_
-        total = self.moments_ + Moments.of(base.basis, rows, target, weight, len(base.antecedents))
-        columns = np.arange(len(base.antecedents))
-        penalty = self._penalty(base, columns)
-        fit = ridge(total, columns, self._alphas(ALPHAS), penalty)
-        if self.monotone:
-            fit = constrained(total, columns, fit.alpha, self._slopes(base, columns), penalty)
-        self.moments_, self.alpha_ = total, fit.alpha
-        self.rulebase_ = replace(base, coef=fit.coef, intercept=fit.intercept, centre=total.means[0])
-        self._finish()
-        return self
+        return self._add_rows(*self._targets(X, y, sample_weight, reset=False)[:3])
 
     def predict(self, X: Any) -> np.ndarray:
         """Predictions, (n,) or (n, O)."""
@@ -1146,19 +1148,7 @@ class KANFISClassifier(ClassifierMixin, _KANFIS):
             rows, onehot, weight, codes = self._targets(X, y, sample_weight, reset=False)
             self._fit_rows(rows, onehot, weight, codes, None)
             return self
-        rows, onehot, weight, _ = self._targets(X, y, sample_weight, reset=False)
-        base = self.rulebase_
-        total = self.moments_ + Moments.of(base.basis, rows, onehot, weight, len(base.antecedents))
-        fit = ridge(
-            total,
-            np.arange(len(base.antecedents)),
-            self._alphas(ALPHAS),
-            self._penalty(base, np.arange(len(base.antecedents))),
-        )
-        self.moments_, self.alpha_ = total, fit.alpha
-        self.rulebase_ = replace(base, coef=fit.coef, intercept=fit.intercept, centre=total.means[0])
-        self._finish()
-        return self
+        return self._add_rows(*self._targets(X, y, sample_weight, reset=False)[:3])
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Scores: log-odds of the second class for two classes, (n,); else (n, C)."""
