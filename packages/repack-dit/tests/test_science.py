@@ -14,7 +14,6 @@ from PIL import Image
 from scipy.linalg import sqrtm
 
 from papershelf import InputError, Run
-from papershelf.errors import MissingExtra
 from repack_dit import RePackDiTTransformer2DModel, analyze_features, best_linear_pack, flow_matching_loss
 from repack_dit.claims import PAPER
 from repack_dit.data import centre_crop, image_folder, photo_crops
@@ -41,7 +40,7 @@ from repack_dit.redundancy import (
 )
 from repack_dit.spaces import SPACES, fit_space, images_of, maps_of, patches_of, tokens_of
 from repack_dit.training import TrainSettings, TransformerTraining, update_ema
-from repack_dit.vision import VisionFeatures, load_vfm, packaged_dinov2, random_dinov2
+from repack_dit.vision import VisionFeatures, load_vfm, random_dinov2
 
 
 @pytest.fixture
@@ -321,10 +320,6 @@ def test_the_packaged_dinov2_tells_photographs_apart():
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    try:
-        packaged_dinov2()
-    except (InputError, MissingExtra) as error:
-        pytest.skip(str(error))
     train, held = photo_crops(np.random.default_rng(0), train=12, held_out=6)
     scores = []
     for vision in (load_vfm("packaged-dinov2-small", 4), random_dinov2(4, width=384, layers=2)):

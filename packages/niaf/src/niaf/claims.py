@@ -275,10 +275,7 @@ def measure_impedance(run: Run) -> Outcome:
         ours, peer = rows["analytic"], rows["lerp+FD"]
         holds &= ours["effort_rate"] <= peer["effort_rate"] / 20 and ours["rmse"] <= 1.05 * peer["rmse"]
         if seed == 0:
-            names = ("analytic", "lerp+FD", "lerp, v=0", "hold+FD")
-            unit = "N" if model == "point" else "Nm"
-            title = f"{model}, commands at {trial.command_rate:g} Hz, noise {1e3 * trial.noise:g} mm"
-            figures.append(plots.tracking(run.out / f"tracking-{model}", found, names, title, unit))
+            figures.append(plots.tracking(run.out / f"tracking-{model}", found, trial))
     first = tables["point 0"]
     shown = ", ".join(f"{n} {r['rmse']:.1f} mm / {r['effort_rate']:.3g} N/s" for n, r in first.items())
     ratios = [t["lerp+FD"]["effort_rate"] / t["analytic"]["effort_rate"] for t in tables.values()]

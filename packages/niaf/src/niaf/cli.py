@@ -478,10 +478,8 @@ def simulate(
     with progress_bar() as progress:
         for _ in progress(range(1), label="simulate"):
             found = impedance_table(trial, Streams(seed).numpy("path 0"), seed)
-    unit, length = ("N", "mm") if model == "point" else ("Nm", "mrad")
-    names = ("analytic", "lerp+FD", "lerp, v=0", "hold+FD")
-    title = f"{model}, commands at {rate:g} Hz, noise {1e3 * noise:g} {length}"
-    picture = plots.tracking(out / model, found, names, title, unit)
+    length, unit = trial.units
+    picture = plots.tracking(out / model, found, trial)
     if as_json:
         _print_json({"rows": found["rows"], "picture": picture})
         return

@@ -194,6 +194,11 @@ class ImpedanceTrial:
     duration: float = 4.0
     steps: int = 800
 
+    @property
+    def units(self) -> tuple[str, str]:
+        """Of a thousandth of the position, and of the effort."""
+        return ("mrad", "Nm") if self.model == "arm" else ("mm", "N")
+
 
 def impedance_table(trial: ImpedanceTrial, rng: np.random.Generator, seed: int = 0) -> dict[str, Any]:
     """Tracking error (mm, or mrad) and effort rate (N/s, or Nm/s) of each reference on one random smooth path.

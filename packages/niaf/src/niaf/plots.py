@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from niaf.control import ImpedanceTrial
 from niaf.trajectory import Motion
 from papershelf.plot import COLOURS, figure, save
 
@@ -57,17 +58,24 @@ def derivatives(
         return save(drawing, target)[0]
 
 
-def tracking(target: Path, found: Mapping[str, Any], names: Sequence[str], title: str, effort: str = "N") -> Path:
-    """First coordinate's error and effort over time, one column a reference."""
-    with figure(10, 4.6, nrows=2, ncols=len(names), sharex=True, sharey="row") as (drawing, axes):
-        for column, name in enumerate(names):
+REFERENCES = ("analytic", "lerp+FD", "lerp, v=0", "hold+FD")
+
+
+def tracking(target: Path, found: Mapping[str, Any], trial: ImpedanceTrial) -> Path:
+    """First coordinate's error and effort over time, one column a reference of ``impedance_table``."""
+    length, effort = trial.units
+    title = f"{trial.model}, commands at {trial.command_rate:g} Hz, noise {1e3 * trial.noise:g} {length}"
+    with figure(10, 4.6, nrows=2, ncols=len(REFERENCES), sharex=True, sharey="row") as (drawing, axes):
+        for column, name in enumerate(REFERENCES):
             run, row = found["runs"][name], found["rows"][name]
             error = 1e3 * (run.position - found["truth"][0])[:, 0]
             axes[0, column].plot(run.t, error, color=COLOURS[0], linewidth=0.9)
             axes[1, column].plot(run.t, run.effort[:, 0], color=COLOURS[1], linewidth=0.7)
-            axes[0, column].set_title(f"{name}\n{row['rmse']:.1f} mm, {row['effort_rate']:.0f} {effort}/s", fontsize=9)
+            axes[0, column].set_title(
+                f"{name}\n{row['rmse']:.1f} {length}, {row['effort_rate']:.0f} {effort}/s", fontsize=9
+            )
             axes[1, column].set_xlabel("seconds")
-        axes[0, 0].set_ylabel("error, mm")
+        axes[0, 0].set_ylabel(f"error, {length}")
         axes[1, 0].set_ylabel(f"effort, {effort}")
         drawing.suptitle(title, fontsize=11)
         return save(drawing, target)[0]
