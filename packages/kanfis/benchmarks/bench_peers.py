@@ -1,8 +1,8 @@
-"""Beside paper training, EBM, anfis-toolbox, pykan and pyit2fls; see ``kanfis bench``."""
+"""Beside paper training, EBM, pyGAM, xanfis, anfis-toolbox, pykan and pyit2fls; see ``kanfis bench``."""
 
 import sys
 from pathlib import Path
 
-from kanfis.bench import peers
+from kanfis.bench import bench_peers
 
-peers(Path(sys.argv[1]), "--quick" in sys.argv)
+bench_peers(Path(sys.argv[1]), "--quick" in sys.argv)

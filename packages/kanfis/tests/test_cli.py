@@ -10,9 +10,10 @@ import pandas as pd
 import pytest
 from scipy.io import savemat
 
-from kanfis.claims import PAPER
+from kanfis.claims import PAPER, score, split
 from kanfis.cli import app
 from kanfis.data import load, load_table
+from kanfis.peers import peers
 from papershelf import InputError, Run
 
 
@@ -175,6 +176,28 @@ def test_accuracy_claim_on_files_of_one_s_own(tmp_path):
     found = PAPER.claim("C2").measure(run)
     assert "wave.csv" in found.measured
     assert "1 of 1" in found.measured or "0 of 1" in found.measured
+
+
+def test_claims_can_run_on_another_engine(tmp_path):
+    here, there = (
+        PAPER.claim("C4").measure(Run(scale="tiny", out=tmp_path, options=o))
+        for o in ({}, {"engine": "dask", "jobs": 2})
+    )
+    assert here.measured == there.measured
+    left = command("reproduce", "C4", "--engine", "spark", cwd=tmp_path)
+    assert left.returncode == 2
+    assert "--engine of claim C4 expects joblib, dask or ray, got 'spark'" in left.stderr
+
+
+@pytest.mark.parametrize(("table", "limit"), [("iris", 0.9), ("diabetes", 65)])
+def test_peers_of_other_libraries_learn(table, limit):
+    data = load(table)
+    a, b, c, d = split(data, 0)
+    models = peers(data.classification, data.X.shape[1])
+    assert {"EBM", "pyGAM", "xanfis", "pykan"} <= set(models)
+    for name in ("EBM", "pyGAM"):
+        found = score(data, d, models[name].fit(a, c).predict(b))
+        assert found >= limit if data.classification else found <= limit
 
 
 def test_registry_tables():

@@ -62,7 +62,7 @@ def test_accuracy_of_the_spec(load, limit):
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "triangle", "bell", "sigmoid", "trapezoid"])
-@pytest.mark.parametrize("fuzzy", ["t1", "it2"])
+@pytest.mark.parametrize("fuzzy", ["t1", "it2", "it2-mean"])
 def test_one_layer_is_additive(kind, fuzzy):
     X, y = load_diabetes(return_X_y=True)
     model = KANFISRegressor(membership=kind, fuzzy_type=fuzzy).fit(X, y)
@@ -315,7 +315,7 @@ def test_paper_training_learns_and_is_reproducible():
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "bell", "triangle", "sigmoid"])
-@pytest.mark.parametrize("fuzzy", ["t1", "it2"])
+@pytest.mark.parametrize("fuzzy", ["t1", "it2", "it2-mean"])
 def test_a_network_and_its_rules_compute_the_same(kind, fuzzy):
     X, y = load_diabetes(return_X_y=True)
     X = X[:120, :4]
@@ -398,7 +398,9 @@ def fitted(classifier=False, **changes):
 
 
 @pytest.mark.parametrize("classifier", [False, True])
-@pytest.mark.parametrize("changes", [{}, {"fuzzy_type": "it2", "n_interactions": 1}, {"missing": "term"}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"fuzzy_type": "it2", "n_interactions": 1}, {"fuzzy_type": "it2-mean"}, {"missing": "term"}]
+)
 def test_exported_rules_come_back_exactly(tmp_path, classifier, changes):
     model, X = fitted(classifier, **changes)
     path = model.export(tmp_path / "r.json")
@@ -445,8 +447,9 @@ def test_broken_json_names_its_line():
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 @pytest.mark.parametrize("kind", ["gaussian", "triangle", "bell", "sigmoid", "trapezoid"])
-def test_compiled_c_gives_the_same_numbers(tmp_path, kind):
-    model, X = fitted(membership=kind, fuzzy_type="it2", n_interactions=1)
+@pytest.mark.parametrize("fuzzy", ["it2", "it2-mean"])
+def test_compiled_c_gives_the_same_numbers(tmp_path, kind, fuzzy):
+    model, X = fitted(membership=kind, fuzzy_type=fuzzy, n_interactions=1)
     model.export(tmp_path / "m.c")
     library = tmp_path / "m.so"
     subprocess.run(
@@ -475,12 +478,19 @@ def test_compiled_c_gives_the_same_numbers(tmp_path, kind):
     assert np.allclose(found, model.predict(pd.DataFrame(rows, columns=X.columns)), atol=1e-6)
 
 
-def test_python_code_gives_the_same_numbers():
-    model, X = fitted(True, missing="term", fuzzy_type="it2")
+@pytest.mark.parametrize("fuzzy", ["it2", "it2-mean"])
+def test_python_code_gives_the_same_numbers(fuzzy):
+    model, X = fitted(True, missing="term", fuzzy_type=fuzzy)
     scope = {}
     exec(compile(model.export_code("python"), "rules", "exec"), scope)
     found = np.array([scope["predict"](row) for row in X.to_numpy()])
     assert np.allclose(found, model.rulebase_.scores(X.to_numpy()), atol=1e-10)
+
+
+def test_sugeno_files_refuse_uncertain_means():
+    model, _ = fitted(fuzzy_type="it2-mean")
+    with pytest.raises(ValueError, match=r"uncertain mean, which \.fis and FCL do not know"):
+        to_sugeno(model.rulebase_)
 
 
 @pytest.mark.parametrize("changes", [{}, {"fuzzy_type": "it2"}, {"n_interactions": 1, "membership": "triangle"}])

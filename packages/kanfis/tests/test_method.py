@@ -59,6 +59,19 @@ def test_lower_memberships_are_never_above_upper_ones(x, c, s, more):
         assert upper[0] <= 1
 
 
+@pytest.mark.parametrize("kind", ["gaussian", "triangle", "bell", "sigmoid", "trapezoid"])
+def test_uncertain_means_are_the_extremes_over_all_centres_between(kind):
+    term = Term(kind, 0.3, 0.8, power=1.4, shift=0.5)
+    x = np.linspace(-3, 3, 241)
+    every = np.array([Term(kind, c, 0.8, power=1.4)(x) for c in np.linspace(-0.2, 0.8, 1001)])
+    lower, upper = term.bounds(x)
+    assert np.allclose(lower, every.min(0), atol=1e-12)
+    assert np.allclose(upper, every.max(0), atol=2e-3)
+    assert np.allclose(term(x), (lower + upper) / 2)
+    assert term.type2
+    assert [float(v[0]) for v in term.bounds(np.array([np.nan]))] == [0, 0]
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
@@ -240,7 +253,7 @@ def test_layer_is_the_triple_loop(kind, fuzzy):
 
 
 @pytest.mark.parametrize("kind", MEMBERSHIPS)
-@pytest.mark.parametrize("fuzzy", ["t1", "it2"])
+@pytest.mark.parametrize("fuzzy", ["t1", "it2", "it2-mean"])
 def test_gradients_of_every_membership(kind, fuzzy):
     net = layer(membership=kind, fuzzy_type=fuzzy)
     x = torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -259,7 +272,7 @@ def test_parameter_counts_and_linear_growth():
         return sum(p.numel() for p in KANFISNet(4, 8, 3, **kw).parameters())
 
     assert count() == 251
-    assert count(fuzzy_type="it2") == 347
+    assert count(fuzzy_type="it2") == count(fuzzy_type="it2-mean") == 347
 
 
 def test_entropy_and_distinctness():
@@ -316,7 +329,7 @@ def test_karnik_mendel_network_is_between_its_consequents():
         KANFISNet(3, 1, 2, n_layers=2)
     with pytest.raises(ValueError, match=r"shape \(B, 3\), got \(2, 5\)"):
         layer()(torch.zeros(2, 5, dtype=torch.float64))
-    for bad, message in (({"membership": "cube"}, "membership of gaussian"), ({"fuzzy_type": "t3"}, "t1 or it2"), ({"mask": "x"}, "mask of"),
+    for bad, message in (({"membership": "cube"}, "membership of gaussian"), ({"fuzzy_type": "t3"}, "t1, it2, it2-mean"), ({"mask": "x"}, "mask of"),
                          ({"n_rules": 0}, "n_rules of at least 1")):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             layer(**bad)

@@ -5,128 +5,49 @@ from __future__ import annotations
 import time
 import tracemalloc
 import warnings
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from sklearn.base import clone
 from threadpoolctl import threadpool_limits
 
 from kanfis.claims import TABLES, numeric, ours, score, split
 from kanfis.data import Table, load
 from kanfis.estimators import KANFISClassifier, KANFISRegressor
+from kanfis.peers import peers
 from kanfis.typereduce import karnik_mendel
 from papershelf.bench import as_values, compare, markdown_table, write_results
 
+COLUMNS = ("kanfis", "paper training", "EBM", "pyGAM", "xanfis", "anfis-toolbox", "pykan")
 
-def _peers(table: Table) -> dict[str, Callable[[], Any]]:
+
+def _models(table: Table) -> dict[str, Any]:
     kind: Any = KANFISClassifier if table.classification else KANFISRegressor
-    found: dict[str, Callable[[], Any]] = {
-        "kanfis": lambda: ours(table),
-        "paper training": lambda: numeric(table, kind.paper(random_state=0)),
-    }
-    if find_spec("interpret"):
-        from kanfis.claims import _ebm
-
-        found["EBM"] = lambda: _ebm(table.classification)
-    if find_spec("anfis_toolbox") and pd.get_dummies(table.X).shape[1] <= 7:
-        found["anfis-toolbox"] = lambda: _toolbox(table)
-    if find_spec("kan") and table.name != "bikeshare":
-        found["pykan"] = lambda: _Pykan(table.classification)
-    return found
+    others = peers(table.classification, pd.get_dummies(table.X).shape[1])
+    if table.name == "bikeshare":  # minutes each
+        others = {name: model for name, model in others.items() if name not in ("xanfis", "pykan")}
+    return {"kanfis": ours(table), "paper training": numeric(table, kind.paper(random_state=0)), **others}
 
 
-def _toolbox(table: Table) -> Any:
-    """anfis-toolbox on standardised inputs, with two memberships an input and 20 epochs."""
-    from anfis_toolbox import ANFISClassifier, ANFISRegressor
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    if table.classification:
-        return _Coded(make_pipeline(StandardScaler(), ANFISClassifier(n_mfs=2, epochs=20, random_state=0)))
-    return make_pipeline(StandardScaler(), ANFISRegressor(n_mfs=2, epochs=20, random_state=0))
-
-
-class _Coded:
-    """A classifier that wants codes 0, 1, ... in place of words."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-
-    def fit(self, X: pd.DataFrame, y: pd.Series) -> _Coded:
-        self.classes, codes = np.unique(np.asarray(y), return_inverse=True)
-        self.model.fit(X.to_numpy(), codes)
-        return self
-
-    def predict(self, X: pd.DataFrame) -> np.ndarray:
-        return self.classes[np.asarray(self.model.predict(X.to_numpy())).astype(int)]
-
-
-class _Pykan:
-    """pykan's [D, 5, O] network, 20 steps of LBFGS on standardised inputs."""
-
-    def __init__(self, classification: bool) -> None:
-        self.classification = classification
-
-    def fit(self, X: pd.DataFrame, y: pd.Series) -> _Pykan:
-        import contextlib
-        import io
-        import tempfile
-
-        import torch
-        from kan import KAN
-
-        values = pd.get_dummies(X).astype(float)
-        self.columns, self.mean, self.scale = values.columns, values.mean(), values.std().replace(0, 1)
-        Z = torch.tensor(((values - self.mean) / self.scale).to_numpy(), dtype=torch.float32)
-        if self.classification:
-            self.classes, codes = np.unique(np.asarray(y), return_inverse=True)
-            T, loss = torch.tensor(codes), torch.nn.CrossEntropyLoss()
-            out = len(self.classes)
-        else:
-            self.shift, self.spread = float(y.mean()), float(y.std())
-            T, loss, out = (
-                torch.tensor(((y - self.shift) / self.spread).to_numpy(), dtype=torch.float32)[:, None],
-                None,
-                1,
-            )
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            contextlib.redirect_stdout(io.StringIO()),
-            contextlib.redirect_stderr(io.StringIO()),
-        ):
-            self.model = KAN(width=[Z.shape[1], 5, out], grid=5, k=3, seed=0, auto_save=False, ckpt_path=folder)
-            data = {"train_input": Z, "train_label": T, "test_input": Z, "test_label": T}
-            self.model.fit(data, opt="LBFGS", steps=20, loss_fn=loss, update_grid=False)
-        return self
-
-    def predict(self, X: pd.DataFrame) -> np.ndarray:
-        import torch
-
-        values = pd.get_dummies(X).astype(float).reindex(columns=self.columns, fill_value=0.0)
-        with torch.no_grad():
-            out = self.model(torch.tensor(((values - self.mean) / self.scale).to_numpy(), dtype=torch.float32)).numpy()
-        return self.classes[out.argmax(1)] if self.classification else out[:, 0] * self.spread + self.shift
-
-
-def peers(out: Path, quick: bool = False) -> dict[str, str]:
+def bench_peers(out: Path, quick: bool = False) -> dict[str, str]:
     """Fit and predict time and error on the same splits, one process, one thread; type reduction beside pyit2fls."""
     import torch
 
     torch.set_num_threads(1)
     names, seeds = (("iris", "diabetes"), 1) if quick else (TABLES, 3)
     rows = [
-        "| table | " + " | ".join(("kanfis", "paper training", "EBM", "anfis-toolbox", "pykan")) + " |",
-        "| --- |" + " --- |" * 5,
+        "| table | " + " | ".join(COLUMNS) + " |",
+        "| --- |" + " --- |" * len(COLUMNS),
     ]
     values: dict[str, Any] = {}
     for name in names:
         table, cells = load(name), []
-        for key in ("kanfis", "paper training", "EBM", "anfis-toolbox", "pykan"):
-            make = _peers(table).get(key)
-            if make is None or (quick and key == "paper training"):
+        for key in COLUMNS:
+            model = _models(table).get(key)
+            if model is None or (quick and key in ("paper training", "xanfis", "pyGAM")):
                 cells.append("-")
                 continue
             found = []
@@ -136,7 +57,7 @@ def peers(out: Path, quick: bool = False) -> dict[str, str]:
                     warnings.simplefilter("ignore")
                     started = time.perf_counter()
                     try:
-                        predicted = make().fit(a, c).predict(b)
+                        predicted = clone(model).fit(a, c).predict(b)
                         found.append((score(table, d, predicted), time.perf_counter() - started))
                     except Exception as error:  # a peer that fails is reported, not hidden
                         cells.append(f"failed ({type(error).__name__})")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -20,11 +21,16 @@ from kanfis import plots
 from kanfis.baselines import MAX_RULES, TSKRegressor, baselines
 from kanfis.data import Table, load, load_table
 from kanfis.estimators import KANFISClassifier, KANFISRegressor
-from papershelf import Claim, Method, Outcome, Paper, Run
+from kanfis.peers import peers
+from papershelf import Claim, Method, Outcome, Paper, Run, Streams
+from papershelf.files import atomic_write
 from papershelf.stats import bootstrap_interval
+from papershelf.sweep import sweep
 
 TABLES = ("iris", "wine", "breast_cancer", "diabetes", "autompg", "bikeshare")
 TERMS = {"bikeshare": 7}
+SLOW = frozenset({"KAN", "pykan", "xanfis", "anfis-toolbox"})  # baselines of long runs only; not on bikeshare
+ENGINES = {"joblib": "local", "dask": "dask", "ray": "ray"}
 
 
 def split(table: Table, seed: int) -> list[Any]:
@@ -135,36 +141,77 @@ def _time(function: Callable[[], Any]) -> float:
 # --- C2, C4, C8 ----------------------------------------------------------------------------------------------------
 
 
+class _Engine:
+    """Where fits run: ``joblib`` (processes of this machine), ``dask`` or ``ray``."""
+
+    __name__ = "joblib, dask or ray"
+
+    def __call__(self, name: str) -> str:
+        if name not in ENGINES:
+            raise ValueError(name)
+        return name
+
+
+def _cells(run: Run, function: Callable[..., Any], points: list[dict[str, Any]], label: str) -> list[Any]:
+    """Values of a function at points, on the engine that the user chose, in the points' order."""
+
+    def progress(items: Any, *, total: int | None = None, label: str = label) -> Any:
+        return run.progress(items, total=total, label=label)
+
+    backend: Any = ENGINES[run.options.get("engine", "joblib")]
+    cells = sweep(function, points, jobs=run.options.get("jobs", 1), backend=backend, progress=cast(Any, progress))
+    return [cell.value for cell in cells]
+
+
+def _models(table: Table) -> dict[str, Any]:
+    """Ours and every baseline of a table, by name, unfitted."""
+    wide = pd.get_dummies(table.X).shape[1]
+    others = baselines(table.classification, wide)
+    return {
+        "KANFIS": ours(table),
+        "KANFIS IT2": ours(table, fuzzy_type="it2"),
+        **{name: numeric(table, model) for name, model in others.items()},
+        **peers(table.classification, wide),
+    }
+
+
+def fit_cell(table: str, model: str, seed: int) -> float:
+    """Score of one model on one split."""
+    found = load_table(table)
+    return _fitted(lambda: _models(found)[model], found, seed)[0]
+
+
 def measure_accuracy(run: Run) -> Outcome:
     """C2: beside the baselines, on the same splits."""
     seeds, names = run.size(tiny=1, quick=2, long=5), run.size(tiny=("iris", "diabetes"), quick=TABLES)
     if run.options.get("data"):
         names = tuple(run.options["data"].split(","))
-    rows: dict[str, dict[str, np.ndarray]] = {}
+    quick = run.scale in ("tiny", "quick")
+    left_out = {"tiny": SLOW | {"EBM", "pyGAM"}, "quick": SLOW}.get(run.scale, frozenset())
+    points = []
+    for name in names:
+        few = name == "bikeshare" and quick
+        points += [
+            {"table": name, "model": model, "seed": seed}
+            for model in _models(load_table(name))
+            if model not in left_out and not (name == "bikeshare" and model in SLOW)
+            for seed in range(1 if few else seeds)
+        ]
+    scores = _cells(run, fit_cell, points, "C2")
+    rows: dict[str, dict[str, np.ndarray]] = {name: {} for name in names}
+    for name, model in dict.fromkeys((p["table"], p["model"]) for p in points):
+        rows[name][model] = np.array(
+            [v for p, v in zip(points, scores, strict=True) if (p["table"], p["model"]) == (name, model)]
+        )
     wins, lines = 0, []
-    for name in run.progress(names, total=len(names), label="C2"):
-        table = load_table(name)
-        makers: dict[str, Callable[[], Any]] = {
-            "KANFIS": lambda t=table: ours(t),
-            "KANFIS IT2": lambda t=table: ours(t, fuzzy_type="it2"),
-        }
-        wide = pd.get_dummies(table.X).shape[1]
-        for key, model in baselines(table.classification, wide).items():
-            if key == "KAN" and run.scale in ("tiny", "quick"):
-                continue
-            makers[key] = lambda t=table, m=model: numeric(t, m)
-        if _has_ebm() and run.scale != "tiny":
-            makers["EBM"] = lambda t=table: _ebm(t.classification)
-        rows[name] = {}
-        for key, make in makers.items():
-            limit = 1 if name == "bikeshare" and run.scale == "quick" else seeds
-            rows[name][key] = np.array([_fitted(make, table, s)[0] for s in range(limit)])
-        sign = 1 if table.classification else -1
+    for name in names:
+        classification = load_table(name).classification
+        sign = 1 if classification else -1
         means = {k: float(v.mean()) for k, v in rows[name].items()}
         best = max((k for k in means if not k.startswith("KANFIS")), key=lambda k: sign * means[k])
-        near = sign * (means["KANFIS"] - means[best]) >= -(0.02 if table.classification else 0.05 * means[best])
-        wins += near
+        wins += sign * (means["KANFIS"] - means[best]) >= -(0.02 if classification else 0.05 * means[best])
         lines.append(f"{name} {means['KANFIS']:.3f} (best baseline {best} {means[best]:.3f})")
+    save_tables(run.out / "accuracy.csv", rows)
     return Outcome(
         holds=wins >= len(names) - (1 if len(names) > 2 else 0),
         measured=f"{seeds} splits; " + ", ".join(lines) + f"; within 2 points or 5 % of the best baseline on "
@@ -173,29 +220,24 @@ def measure_accuracy(run: Run) -> Outcome:
     )
 
 
-def _has_ebm() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("interpret") is not None
-
-
-def _ebm(classification: bool) -> Any:
-    from interpret.glassbox import ExplainableBoostingClassifier, ExplainableBoostingRegressor
-
-    kind: Any = ExplainableBoostingClassifier if classification else ExplainableBoostingRegressor
-    return kind(interactions=0, outer_bags=1, n_jobs=1, random_state=0)
+def save_tables(path: Path, rows: dict[str, dict[str, np.ndarray]]) -> Path:
+    """Mean and standard deviation of every model on every table, as CSV."""
+    lines = ["table,model,mean,sd,splits"]
+    for table, models in rows.items():
+        for model, v in models.items():
+            spread = float(v.std(ddof=1)) if len(v) > 1 else float("nan")
+            lines.append(f'{table},"{model}",{v.mean():.4f},{spread:.4f},{len(v)}')
+    return atomic_write(path, "\n".join(lines) + "\n")
 
 
 def measure_type2(run: Run) -> Outcome:
     """C4: Type-2 against Type-1 on the same splits."""
     seeds, names = run.size(tiny=2, quick=10), run.size(tiny=("iris", "diabetes"), quick=TABLES[:5])
+    kinds = ("KANFIS", "KANFIS IT2")
+    points = [{"table": n, "model": m, "seed": s} for n in names for m in kinds for s in range(seeds)]
+    scores = np.array(_cells(run, fit_cell, points, "C4")).reshape(len(names), 2, seeds)
     lines, inside = [], 0
-    for name in run.progress(names, total=len(names), label="C4"):
-        table = load(name)
-        one, two = (
-            np.array([_fitted(lambda t=table, f=f: ours(t, fuzzy_type=f), table, s)[0] for s in range(seeds)])
-            for f in ("t1", "it2")
-        )
+    for name, (one, two) in zip(names, scores, strict=True):
         gap = bootstrap_interval(two - one, run.streams.numpy(f"C4 {name}"))
         spread = float(one.std(ddof=1))
         inside += gap.low <= 0 <= gap.high or abs(gap.estimate) <= spread / 2
@@ -284,20 +326,26 @@ def measure_sparsity(run: Run) -> Outcome:
 # --- C5, C6 --------------------------------------------------------------------------------------------------------
 
 
+def coverage_cell(table: str, seed: int) -> dict[str, list[float]]:
+    """Coverage and mean width of 90 % intervals of each kind on one split."""
+    found = load(table)
+    a, b, c, d = split(found, seed)
+    model = ours(found, fuzzy_type="it2", calibration_fraction=0.25, random_state=seed).fit(a, c)
+    out = {}
+    for method in ("conformal", "conformal_it2", "hull"):
+        low, high = model.predict_interval(b, 0.1, method)
+        out[method] = [float(((d >= low) & (d <= high)).mean()), float(np.mean(high - low))]
+    return out
+
+
 def measure_coverage(run: Run) -> Outcome:
     """C5: conformal intervals."""
     seeds, names = run.size(tiny=4, quick=20), run.size(tiny=("diabetes",), quick=("diabetes", "autompg", "bikeshare"))
+    cells = _cells(run, coverage_cell, [{"table": n, "seed": s} for n in names for s in range(seeds)], "C5")
     lines, means = [], []
-    for name in run.progress(names, total=len(names), label="C5"):
-        table = load(name)
-        rows: dict[str, list[tuple[float, float]]] = {m: [] for m in ("conformal", "conformal_it2", "hull")}
-        for s in range(seeds):
-            a, b, c, d = split(table, s)
-            model = ours(table, fuzzy_type="it2", calibration_fraction=0.25, random_state=s).fit(a, c)
-            for method, kept in rows.items():
-                low, high = model.predict_interval(b, 0.1, method)
-                kept.append((float(((d >= low) & (d <= high)).mean()), float(np.mean(high - low))))
-        table_ = {m: np.mean(v, 0) for m, v in rows.items()}
+    for i, name in enumerate(names):
+        part = cells[i * seeds : (i + 1) * seeds]
+        table_ = {m: np.mean([cell[m] for cell in part], 0) for m in ("conformal", "conformal_it2", "hull")}
         means.append(table_["conformal"][0])
         means.append(table_["conformal_it2"][0])
         lines.append(
@@ -312,35 +360,43 @@ def measure_coverage(run: Run) -> Outcome:
     )
 
 
+NOISE = (0.0, 0.25, 0.5, 1.0)
+
+
+def noise_cell(table: str, seed: int, stream: int) -> dict[str, list[float]]:
+    """Errors of both types, and the width of the hull, at every noise of the test inputs, on one split."""
+    found = load(table)
+    a, b, c, d = split(found, seed)
+    noise = Streams(stream).numpy(f"C6 {table} {seed}").standard_normal(b.shape) * a.std().to_numpy()
+    one, two = (ours(found, fuzzy_type=kind).fit(a, c) for kind in ("t1", "it2"))
+    out: dict[str, list[float]] = {"t1": [], "it2": [], "hull": []}
+    for level in NOISE:
+        X = b + level * noise
+        out["t1"].append(score(found, d, one.predict(X)))
+        out["it2"].append(score(found, d, two.predict(X)))
+        low, high = two.predict_interval(X, method="hull")
+        out["hull"].append(float(np.mean(high - low)))
+    return out
+
+
 def measure_noise(run: Run) -> Outcome:
     """C6: error and width of intervals under noise of the test inputs."""
-    levels = np.array([0.0, 0.25, 0.5, 1.0])
+    levels = np.array(NOISE)
     seeds = run.size(tiny=2, quick=10)
+    names = run.size(tiny=("diabetes",), quick=("diabetes", "autompg"))
+    points = [{"table": n, "seed": s, "stream": run.seed} for n in names for s in range(seeds)]
+    found = _cells(run, noise_cell, points, "C6")
     wins, cells, lines, curves, widths = 0, 0, [], {}, {}
-    for name in run.size(tiny=("diabetes",), quick=("diabetes", "autompg")):
-        table = load(name)
-        errors = {f: np.zeros((seeds, len(levels))) for f in ("t1", "it2")}
-        hulls = np.zeros((seeds, len(levels)))
-        for s in range(seeds):
-            a, b, c, d = split(table, s)
-            rng = run.streams.numpy(f"C6 {name} {s}")
-            noise = rng.standard_normal(b.shape) * a.std().to_numpy()
-            for kind, found in errors.items():
-                model = ours(table, fuzzy_type=kind).fit(a, c)
-                for i, level in enumerate(levels):
-                    found[s, i] = score(table, d, model.predict(b + level * noise))
-                    if kind == "it2":
-                        low, high = model.predict_interval(b + level * noise, method="hull")
-                        hulls[s, i] = np.mean(high - low)
-        one, two = errors["t1"].mean(0), errors["it2"].mean(0)
+    for k, name in enumerate(names):
+        part = found[k * seeds : (k + 1) * seeds]
+        one, two, hull = (np.mean([cell[key] for cell in part], 0) for key in ("t1", "it2", "hull"))
         wins += int((two[1:] < one[1:]).sum())
         cells += len(levels) - 1
         curves |= {f"{name}, Type-1": one / one[0], f"{name}, Type-2": two / one[0]}
-        widths[name] = hulls.mean(0)
+        widths[name] = hull
         lines.append(
             f"{name} Type-1 {', '.join(f'{v:.3g}' for v in one)}, Type-2 {', '.join(f'{v:.3g}' for v in two)}, "
-            f"hull {hulls.mean(0)[0]:.3g} to "
-            f"{hulls.mean(0)[-1]:.3g}"
+            f"hull {hull[0]:.3g} to {hull[-1]:.3g}"
         )
     picture = plots.curves(
         run.out / "noise.png",
@@ -418,6 +474,8 @@ def _interaction(model: Any, X: np.ndarray) -> np.ndarray:
     return whole - _additive_part(X[:, :2], whole)
 
 
+ENGINE = {"engine": _Engine(), "jobs": int}
+
 PAPER = Paper(
     slug="kanfis",
     package="kanfis",
@@ -443,7 +501,7 @@ PAPER = Paper(
             paper="abstract; its tables were not available",
             criterion="within 2 points of accuracy or 5 % of RMSE of the best baseline on at least 5 of 6 tables",
             measure=measure_accuracy,
-            options={"data": str},
+            options={"data": str, **ENGINE},
         ),
         Claim(
             id="C3",
@@ -461,6 +519,7 @@ PAPER = Paper(
             criterion="difference within its bootstrap interval of 0, or half the splits' standard deviation, on "
             "every table",
             measure=measure_type2,
+            options=ENGINE,
         ),
         Claim(
             id="C5",
@@ -468,6 +527,7 @@ PAPER = Paper(
             paper="ours",
             criterion="mean coverage of 90 % intervals from 0.87 to 0.95 on three tables, both kinds",
             measure=measure_coverage,
+            options=ENGINE,
         ),
         Claim(
             id="C6",
@@ -475,6 +535,7 @@ PAPER = Paper(
             paper="the paper's motivation",
             criterion="lower mean error than Type-1 in every noisy cell",
             measure=measure_noise,
+            options=ENGINE,
         ),
         Claim(
             id="C7",

@@ -20,6 +20,7 @@ from kanfis.baselines import baselines
 from kanfis.claims import PAPER, numeric, score, split
 from kanfis.data import NAMES, Table, load_table
 from kanfis.estimators import SUFFIXES, KANFISClassifier, KANFISRegressor
+from kanfis.peers import peers
 from kanfis.rules import FORMATS, RuleBase, interpretability, render, rule_text
 from papershelf import InputError
 from papershelf import cli as shelf
@@ -33,7 +34,7 @@ Target = Annotated[str | None, typer.Option("--target", help="Column to predict;
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of all randomness.")]
 Model = Annotated[Path, typer.Argument(help="Rules that 'run' wrote (.json).")]
-Type = Annotated[str, typer.Option("--type", help="t1, or it2: interval Type-2.")]
+Type = Annotated[str, typer.Option("--type", help="t1, or interval Type-2: it2 (uncertain width), it2-mean (mean).")]
 
 
 def _print_json(value: Any) -> None:
@@ -113,6 +114,7 @@ def run(
     if compare and missing == "error":
         wide = pd.get_dummies(table.X).shape[1]
         found = baselines(table.classification, wide, seed)
+        found |= {k: m for k, m in peers(table.classification, wide).items() if k in ("EBM", "pyGAM")}
         with progress_bar() as progress, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a baseline that has not converged is still a baseline
             for name in progress(list(found), total=len(found), label="baselines"):
@@ -267,5 +269,5 @@ def bench_command(
 ) -> None:
     """Time and error beside paper training, EBM, anfis-toolbox, pykan and pyit2fls."""
     out.mkdir(parents=True, exist_ok=True)
-    for title, text in benchmarks.peers(out, quick).items():
+    for title, text in benchmarks.bench_peers(out, quick).items():
         print(f"{title}\n\n{text}\n")

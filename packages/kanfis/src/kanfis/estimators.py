@@ -21,7 +21,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, check_random_state, validate_data
 
-from kanfis.membership import KINDS, Partition, overlap
+from kanfis.membership import FUZZY_TYPES, KINDS, Partition, overlap
 from kanfis.rules import Rule, RuleBase, render
 from kanfis.solve import (
     ALPHAS,
@@ -176,7 +176,7 @@ class _KANFIS(BaseEstimator):
     def _check_parameters(self) -> None:
         for name, value, known in (
             ("structure", self.structure, ("term", "paper")),
-            ("fuzzy_type", self.fuzzy_type, ("t1", "it2")),
+            ("fuzzy_type", self.fuzzy_type, FUZZY_TYPES),
             ("fit_mode", self.fit_mode, ("hybrid", "paper")),
             ("membership", self.membership, KINDS[:5]),
             ("type_reduction", self.type_reduction, ("nie_tan", "km")),
@@ -804,7 +804,8 @@ class KANFISRegressor(RegressorMixin, _KANFIS):
     Args:
         structure: ``term`` (one rule a linguistic term, closed form) or ``paper`` (masked rules with memberships of
             their own).
-        fuzzy_type: ``t1`` or ``it2`` (widths between (1 - spread) and (1 + spread) sigma).
+        fuzzy_type: ``t1``, ``it2`` (widths between (1 - spread) and (1 + spread) sigma) or ``it2-mean``
+            (centres between c - spread sigma and c + spread sigma).
         n_memberships: terms a feature: a number, a dict {feature: number}, or ``auto`` (3, 5 or 7 by GCV).
         n_rules, n_layers, mask: of the paper's structure.
         membership: ``gaussian``, ``triangle``, ``bell``, ``sigmoid`` or ``trapezoid``.
@@ -822,7 +823,7 @@ class KANFISRegressor(RegressorMixin, _KANFIS):
         lambda_entropy, lambda_distinct, learning_rate, weight_decay, batch_size, max_epochs, patience, min_delta,
             validation_fraction: of gradient training.
         calibration_fraction: share of the rows kept for conformal intervals (0.25 is usual).
-        spread: of Type-2 widths.
+        spread: of Type-2 widths or centres.
         extrapolation: ``clip`` inputs to the training range, or ``none``.
         term_labels: {feature: words}.
         device: of gradient training.

@@ -19,6 +19,7 @@ from kanfis.typereduce import karnik_mendel
 
 Membership = Literal["gaussian", "sigmoid", "triangle", "bell"]
 MEMBERSHIPS = ("gaussian", "sigmoid", "triangle", "bell")
+FUZZY_TYPES = ("t1", "it2", "it2-mean")
 MASKS = ("linear", "sigmoid", "softplus", "softmax", "hard_concrete")
 WIDTH_FLOOR = 1e-5
 BUDGET = 2**24  # floats of one block of memberships
@@ -37,7 +38,7 @@ class KANFISLayer(nn.Module):
         n_rules: R.
         n_memberships: K membership functions on every (feature, rule) edge.
         membership: ``gaussian``, ``sigmoid`` (rising; falling too with ``signed``), ``triangle`` or ``bell``.
-        fuzzy_type: ``t1`` or ``it2`` (uncertain width).
+        fuzzy_type: ``t1``, ``it2`` (uncertain width) or ``it2-mean`` (uncertain mean; the centres are the middle).
         mask: ``linear`` (as the official code), ``sigmoid``, ``softplus``, ``softmax`` (over features) or
             ``hard_concrete``.
         amplitude: one more factor a membership.
@@ -50,7 +51,7 @@ class KANFISLayer(nn.Module):
         n_rules: int,
         n_memberships: int = 3,
         membership: Membership = "gaussian",
-        fuzzy_type: Literal["t1", "it2"] = "t1",
+        fuzzy_type: Literal["t1", "it2", "it2-mean"] = "t1",
         mask: str = "linear",
         amplitude: bool = False,
         signed: bool = False,
@@ -61,15 +62,17 @@ class KANFISLayer(nn.Module):
                 raise ValueError(f"expected {name} of at least 1, got {value}")
         if membership not in MEMBERSHIPS:
             raise ValueError(f"expected a membership of {', '.join(MEMBERSHIPS)}, got {membership!r}")
-        if fuzzy_type not in ("t1", "it2"):
-            raise ValueError(f"expected a fuzzy type of t1 or it2, got {fuzzy_type!r}")
+        if fuzzy_type not in FUZZY_TYPES:
+            raise ValueError(f"expected a fuzzy type of {', '.join(FUZZY_TYPES)}, got {fuzzy_type!r}")
         if mask not in MASKS:
             raise ValueError(f"expected a mask of {', '.join(MASKS)}, got {mask!r}")
         self.membership, self.fuzzy_type, self.mask_kind, self.signed = membership, fuzzy_type, mask, signed
         shape = (in_features, n_rules, n_memberships)
         self.centers = nn.Parameter(torch.empty(shape).uniform_(-1, 1))
-        if fuzzy_type == "t1":
+        if fuzzy_type != "it2":
             self.widths_raw = nn.Parameter(torch.full(shape, -2.0))
+            if fuzzy_type == "it2-mean":
+                self.shifts_raw = nn.Parameter(torch.full(shape, -2.0))
         else:
             self.lower_widths_raw = nn.Parameter(torch.full(shape, -2.0))
             self.width_differences_raw = nn.Parameter(torch.full(shape, -2.0))
@@ -85,8 +88,8 @@ class KANFISLayer(nn.Module):
         return d, r, k
 
     def widths(self) -> tuple[Tensor, Tensor]:
-        """Lower and upper widths (slopes, for sigmoid), positive, lower <= upper."""
-        if self.fuzzy_type == "t1":
+        """Lower and upper widths (slopes, for sigmoid), positive, lower <= upper; the same but for ``it2``."""
+        if self.fuzzy_type != "it2":
             width = (
                 self.widths_raw
                 if self.signed and self.membership == "sigmoid"
@@ -95,6 +98,10 @@ class KANFISLayer(nn.Module):
             return width, width
         lower = F.softplus(self.lower_widths_raw) + WIDTH_FLOOR
         return lower, lower + F.softplus(self.width_differences_raw) + WIDTH_FLOOR
+
+    def shifts(self) -> Tensor:
+        """Half the distance between least and greatest centre, >= 0; 0 but for ``it2-mean``."""
+        return F.softplus(self.shifts_raw) if self.fuzzy_type == "it2-mean" else torch.zeros_like(self.centers)
 
     def effective_mask(self) -> Tensor:
         """The mask that multiplies the memberships, shape (D, R)."""
@@ -116,8 +123,8 @@ class KANFISLayer(nn.Module):
         """Probability that a hard-concrete gate is not 0, shape (D, R): the L0 penalty's terms."""
         return torch.sigmoid(self.mask - (2 / 3) * math.log(0.1 / 1.1))
 
-    def _memberships(self, x: Tensor, width: Tensor) -> Tensor:
-        d = x[:, :, None, None] - self.centers
+    def _memberships(self, x: Tensor, width: Tensor, centre: Tensor | None = None) -> Tensor:
+        d = x[:, :, None, None] - (self.centers if centre is None else centre)
         if self.membership == "gaussian":
             return torch.exp(-0.5 * (d / width).square())
         if self.membership == "sigmoid":
@@ -130,6 +137,14 @@ class KANFISLayer(nn.Module):
     def membership_bounds(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Lower and upper memberships, (B, D, R, K) each."""
         lower, upper = self.widths()
+        if self.fuzzy_type == "it2-mean":
+            shift = self.shifts()
+            one, two = (self._memberships(x, lower, self.centers + s) for s in (-shift, shift))
+            outside, least = torch.maximum(one, two), torch.minimum(one, two)
+            if self.membership == "sigmoid":
+                return least, outside
+            inside = (x[:, :, None, None] - self.centers).abs() <= shift
+            return least, torch.where(inside, torch.ones_like(outside), outside)
         one = self._memberships(x, lower)
         if self.fuzzy_type == "t1":
             return one, one
@@ -198,7 +213,7 @@ class KANFISNet(nn.Module):
         n_layers: int = 1,
         n_memberships: int = 3,
         membership: Membership = "gaussian",
-        fuzzy_type: Literal["t1", "it2"] = "t1",
+        fuzzy_type: Literal["t1", "it2", "it2-mean"] = "t1",
         mask: str = "linear",
         amplitude: bool = False,
         type_reduction: str = "nie_tan",
@@ -260,7 +275,7 @@ def convert_official_state_dict(state: Mapping[str, Tensor]) -> dict[str, Tensor
     Raises:
         ValueError: on a tensor that belongs nowhere, or shapes that do not fit together.
     """
-    own = {"centers", "widths_raw", "lower_widths_raw", "width_differences_raw", "mask", "slopes_raw"}
+    own = {"centers", "widths_raw", "shifts_raw", "lower_widths_raw", "width_differences_raw", "mask", "slopes_raw"}
     out: dict[str, Tensor] = {}
     for name, value in state.items():
         *path, last = name.removeprefix("module.").removeprefix("model.").split(".")

@@ -14,7 +14,8 @@ import numpy as np
 
 Kind = Literal["gaussian", "triangle", "bell", "sigmoid", "trapezoid", "singleton", "missing"]
 KINDS = ("gaussian", "triangle", "bell", "sigmoid", "trapezoid", "singleton", "missing")
-FuzzyType = Literal["t1", "it2"]
+FuzzyType = Literal["t1", "it2", "it2-mean"]
+FUZZY_TYPES = ("t1", "it2", "it2-mean")
 WIDTH = 0.85  # share of the distance of neighbouring centres
 LABELS = {
     1: ("any",),
@@ -95,6 +96,7 @@ class Term:
         lower, upper: widths of the lower and upper membership (Type-2); None for Type-1.
         label: word for it.
         power: exponent beta of a bell.
+        shift: half the distance between the least and the greatest centre (Type-2 of uncertain mean); 0 for others.
     """
 
     kind: Kind
@@ -104,6 +106,12 @@ class Term:
     upper: float | None = None
     label: str = ""
     power: float = 1.0
+    shift: float = 0.0
+
+    @property
+    def type2(self) -> bool:
+        """Whether lower and upper membership differ."""
+        return self.lower is not None or self.shift > 0
 
     def _at(self, x: np.ndarray, width: float) -> np.ndarray:
         if self.kind == "missing":
@@ -125,6 +133,10 @@ class Term:
 
     def bounds(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Lower and upper membership; both the same for Type-1. 0 for missing values (but for the term ``missing``)."""
+        if self.shift > 0:
+            one, two = self._at(x + self.shift, self.width), self._at(x - self.shift, self.width)
+            inside = (np.abs(x - self.centre) <= self.shift) & (self.kind != "sigmoid")
+            return np.minimum(one, two), np.where(inside, 1.0, np.maximum(one, two))
         if self.lower is None or self.upper is None:
             same = self._at(x, self.width)
             return same, same
@@ -181,8 +193,8 @@ class Partition:
             X: training data, shape (n, D); NaN only with ``missing``.
             n_terms: terms K, one number or one a column.
             kind: shape of the terms.
-            fuzzy_type: ``t1``, or ``it2`` with widths (1 -+ spread) sigma.
-            spread: of Type-2 widths.
+            fuzzy_type: ``t1``, ``it2`` with widths (1 -+ spread) sigma, or ``it2-mean`` with centres c -+ spread sigma.
+            spread: of Type-2 widths or centres.
             categorical: columns of levels without order.
             missing: give columns with missing values a term ``missing``.
             clip: clip values to the range of X.
@@ -198,8 +210,8 @@ class Partition:
             raise ValueError(f"expected at least one term a feature, got {min(counts)}")
         if kind not in KINDS[:4] and kind != "trapezoid":
             raise ValueError(f"expected a membership of gaussian, triangle, bell, sigmoid or trapezoid, got {kind!r}")
-        if fuzzy_type not in ("t1", "it2"):
-            raise ValueError(f"expected a fuzzy type of t1 or it2, got {fuzzy_type!r}")
+        if fuzzy_type not in FUZZY_TYPES:
+            raise ValueError(f"expected a fuzzy type of {', '.join(FUZZY_TYPES)}, got {fuzzy_type!r}")
         if not 0 <= spread < 1:
             raise ValueError(f"expected a spread from 0 to below 1, got {spread}")
         every, low, high = [], np.full(X.shape[1], -np.inf), np.full(X.shape[1], np.inf)
@@ -221,6 +233,8 @@ class Partition:
                     else replace(t, lower=t.width * (1 - spread), upper=t.width * (1 + spread))
                     for t in found
                 ]
+            elif fuzzy_type == "it2-mean":
+                found = [t if t.kind == "singleton" else replace(t, shift=t.width * spread) for t in found]
             if missing and len(column) < len(X):
                 found.append(Term("missing", float("nan"), label="missing"))
             every.append(tuple(found))

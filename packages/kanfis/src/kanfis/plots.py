@@ -51,7 +51,7 @@ def memberships(model: Any, path: Path, features: Sequence[Any] | None = None, n
                 for n, t in enumerate(terms[:12]):
                     lower, upper = t.bounds(x)
                     colour = COLOURS[n % len(COLOURS)]
-                    if t.lower is not None:
+                    if t.type2:
                         axis.fill_between(x, lower, upper, color=colour, alpha=0.3, linewidth=0)
                     axis.plot(x, (lower + upper) / 2, color=colour, linewidth=1.4)
                     if len(terms) <= 7:
@@ -99,7 +99,7 @@ def shapes(
                 axis.tick_params(axis="x", labelsize=7)
             else:
                 axis.plot(grid, values[:, output], color=COLOURS[0], linewidth=1.6)
-                if any(t.lower is not None for t in terms):
+                if any(t.type2 for t in terms):
                     low, high = _hull(base, i, grid, output)
                     axis.fill_between(grid, low, high, color=COLOURS[0], alpha=0.2, linewidth=0)
                 if X is not None:

@@ -35,6 +35,7 @@ class Antecedent:
     lower: float | None = None
     upper: float | None = None
     mask: float = 1.0
+    shift: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -297,7 +298,7 @@ def _finite(value: Any) -> Any:
 
 
 def _antecedent(feature: str, term: Term, mask: float = 1.0) -> Antecedent:
-    return Antecedent(feature, term.label, term.kind, term.centre, term.width, term.lower, term.upper, mask)
+    return Antecedent(feature, term.label, term.kind, term.centre, term.width, term.lower, term.upper, mask, term.shift)
 
 
 # --- words ---------------------------------------------------------------------------------------------------------
@@ -428,12 +429,12 @@ def _identifier(text: str) -> str:
 
 def _expression(term: Term, x: str, c: bool) -> str:
     """Membership of a term as an expression of C or Python."""
-    exp, absolute, power, tanh, largest = (
-        ("exp", "fabs", "pow", "tanh", "fmax") if c else ("math.exp", "abs", "pow", "math.tanh", "max")
+    exp, absolute, power, tanh, largest, smallest = (
+        ("exp", "fabs", "pow", "tanh", "fmax", "fmin") if c else ("math.exp", "abs", "pow", "math.tanh", "max", "min")
     )
 
-    def at(width: float) -> str:
-        d = f"(({x} - ({term.centre!r})) / {width!r})"
+    def at(width: float, centre: float = term.centre) -> str:
+        d = f"(({x} - ({centre!r})) / {width!r})"
         if term.kind == "gaussian":
             return f"{exp}(-0.5 * {d} * {d})"
         if term.kind == "triangle":
@@ -441,12 +442,11 @@ def _expression(term: Term, x: str, c: bool) -> str:
         if term.kind == "bell":
             return f"(1.0 / (1.0 + {power}({absolute}({d}), {2 * term.power!r})))"
         if term.kind == "sigmoid":
-            return f"(0.5 * (1.0 + {tanh}(0.5 * {width!r} * ({x} - ({term.centre!r})))))"
-        smallest = "fmin" if c else "min"
+            return f"(0.5 * (1.0 + {tanh}(0.5 * {width!r} * ({x} - ({centre!r})))))"
         half = 0.5 * width
         rise, fall = (
-            f"(({x} - ({term.centre - width!r})) / {half!r})",
-            f"((({term.centre + width!r}) - {x}) / {half!r})",
+            f"(({x} - ({centre - width!r})) / {half!r})",
+            f"((({centre + width!r}) - {x}) / {half!r})",
         )
         return f"{largest}(0.0, {smallest}(1.0, {smallest}({rise}, {fall})))"
 
@@ -455,7 +455,14 @@ def _expression(term: Term, x: str, c: bool) -> str:
         return f"({missing} ? 1.0 : 0.0)" if c else f"(1.0 if {missing} else 0.0)"
     if term.kind == "singleton":
         return f"({x} == {term.centre!r} ? 1.0 : 0.0)" if c else f"(1.0 if {x} == {term.centre!r} else 0.0)"
-    if term.lower is None or term.upper is None:
+    if term.shift > 0:
+        one, two = at(term.width, term.centre - term.shift), at(term.width, term.centre + term.shift)
+        value = f"(0.5 * ({one} + {two}))"
+        if term.kind != "sigmoid":
+            inside = f"{absolute}({x} - ({term.centre!r})) <= {term.shift!r}"
+            plateau = f"(0.5 * (1.0 + {smallest}({one}, {two})))"
+            value = f"({inside} ? {plateau} : {value})" if c else f"({plateau} if {inside} else {value})"
+    elif term.lower is None or term.upper is None:
         value = at(term.width)
     else:
         value = f"(0.5 * ({at(term.lower)} + {at(term.upper)}))"
@@ -699,6 +706,11 @@ def _fuzzy_set(term: Term) -> FuzzySet:
             return "sigmf", (width, c)
         return "trapmf", (c - width, c - width / 2, c + width / 2, c + width)
 
+    if term.shift > 0:
+        raise ValueError(
+            f"term {term.label!r} is Type-2 of uncertain mean, which .fis and FCL do not know; "
+            "fit fuzzy_type='t1' or 'it2', or export C, Python or JSON"
+        )
     if term.lower is None or term.upper is None:
         return FuzzySet(term.label, *params(term.width))
     kind, upper = params(term.upper)

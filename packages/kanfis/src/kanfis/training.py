@@ -97,8 +97,10 @@ def quantile_start(net: KANFISNet, Z: np.ndarray, rng: Any) -> None:
     with torch.no_grad():
         layer.centers.copy_(torch.from_numpy(centres + 0.15 * rng.standard_normal((d, r, k))))
         raw = inverse_softplus(2.4 / k)
-        if layer.fuzzy_type == "t1":
+        if layer.fuzzy_type != "it2":
             layer.widths_raw.fill_(raw)
+            if layer.fuzzy_type == "it2-mean":
+                layer.shifts_raw.fill_(inverse_softplus(0.15 * 2.4 / k))
         else:
             layer.lower_widths_raw.fill_(inverse_softplus(0.85 * 2.4 / k))
             layer.width_differences_raw.fill_(inverse_softplus(0.3 * 2.4 / k))
@@ -195,7 +197,7 @@ def network_rulebase(model: Any) -> RuleBase:
     with torch.no_grad():
         centres = layer.centers.cpu().numpy()
         lower, upper = (w.detach().cpu().numpy() for w in layer.widths())
-        mask = layer.effective_mask().detach().cpu().numpy()
+        shifts, mask = layer.shifts().cpu().numpy(), layer.effective_mask().cpu().numpy()
         head, bias = net.final_layer.weight.cpu().numpy(), net.final_layer.bias.cpu().numpy()
         beta = (
             (F.softplus(layer.slopes_raw) + 0.5).cpu().numpy() if layer.membership == "bell" else np.ones_like(centres)
@@ -212,8 +214,9 @@ def network_rulebase(model: Any) -> RuleBase:
         for n, (c, j, q) in enumerate(flat):
             lo, up = rescale(float(lower[i, j, q]), s), rescale(float(upper[i, j, q]), s)
             label = words[rank[f"{j},{q}"]] if words else f"about {c:.4g}"
-            fuzzy = (None, None) if layer.fuzzy_type == "t1" else (lo, up)
-            terms.append(Term(cast(Any, layer.membership), c, (lo + up) / 2, *fuzzy, label, float(beta[i, j, q])))
+            fuzzy = (lo, up) if layer.fuzzy_type == "it2" else (None, None)
+            kind, shift = cast(Any, layer.membership), float(shifts[i, j, q]) * s
+            terms.append(Term(kind, c, (lo + up) / 2, *fuzzy, label, float(beta[i, j, q]), shift))
             antecedents.append(((i, n),))
             coef.append(mask[i, j] * head[:, j] * model.output_scale_)
         every.append(tuple(terms))
@@ -356,7 +359,9 @@ def fine_tune(model: Any, X: np.ndarray, Y: np.ndarray, weight: np.ndarray, code
             old = terms[i][k]
             ratio = float(s[n]) / old.width
             both = (None, None) if old.lower is None or old.upper is None else (old.lower * ratio, old.upper * ratio)
-            terms[i][k] = replace(old, centre=float(c[n]), width=float(s[n]), lower=both[0], upper=both[1])
+            terms[i][k] = replace(
+                old, centre=float(c[n]), width=float(s[n]), lower=both[0], upper=both[1], shift=old.shift * ratio
+            )
         return replace(base.partition, terms=tuple(map(tuple, terms)))
 
     def solved(rows: np.ndarray, where: Partition) -> RuleBase:
@@ -382,14 +387,16 @@ def fine_tune(model: Any, X: np.ndarray, Y: np.ndarray, weight: np.ndarray, code
         ],
         dtype=torch.float64,
     )
+    shift = torch.tensor([base.partition.terms[i][k].shift for i, k in free], dtype=torch.float64)
     for _ in range(min(50, model.max_epochs)):
         rules = solved(train, partition())
         soft = model._classifier and rules.link == "softmax"
         phi = torch.from_numpy(rules.partition.basis(X[train]))
         d = clipped[:, feature] - (centre + move * unit)
-        s = width * grow.exp()
-        mu = sum(torch.exp(-0.5 * (d / (s * spread[:, e])).square()) for e in (0, 1)) / 2
-        phi = phi.index_copy(1, column, torch.as_tensor(mu))
+        s, apart = width * grow.exp(), shift * grow.exp()
+        one, two = (torch.exp(-0.5 * ((d + o * apart) / (s * spread[:, e])).square()) for e, o in ((0, -1), (1, 1)))
+        mu = torch.where(d.abs() <= apart, 1 + torch.minimum(one, two), one + two) / 2
+        phi = phi.index_copy(1, column, mu)
         singles = torch.from_numpy(rules.coef[: phi.shape[1]])
         rest = torch.from_numpy(rules.scores(X[train]) - phi.detach().numpy() @ rules.coef[: phi.shape[1]])
         out = phi @ singles + rest
