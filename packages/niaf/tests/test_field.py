@@ -183,6 +183,11 @@ def test_the_jitters_interpolant_is_scipys_cubic_spline(n):
     samples = torch.as_tensor(np.broadcast_to(y[:, None], (3, n, 1)).copy(), dtype=torch.float32)
     expected = CubicSpline(np.arange(n), y)((tau.double().numpy() + 1) / 2 * (n - 1))
     np.testing.assert_allclose(jitter.interpolate(samples, tau)[..., 0], expected, atol=2e-5)
+    spline = CubicSpline(np.arange(n), y)
+    for order in (1, 2):
+        slope = spline((tau.double().numpy() + 1) / 2 * (n - 1), order) * ((n - 1) / 2) ** order
+        found = jitter.interpolate(samples.double(), tau.double(), order)[..., 0]
+        np.testing.assert_allclose(found, slope, atol=1e-4 * max(1, np.abs(slope).max()))
 
 
 def test_faa_di_bruno_against_a_polynomial():

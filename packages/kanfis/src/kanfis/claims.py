@@ -209,7 +209,7 @@ def measure_accuracy(run: Run) -> Outcome:
         sign = 1 if classification else -1
         means = {k: float(v.mean()) for k, v in rows[name].items()}
         best = max((k for k in means if not k.startswith("KANFIS")), key=lambda k: sign * means[k])
-        wins += sign * (means["KANFIS"] - means[best]) >= -(0.02 if classification else 0.05 * means[best])
+        wins += sign * (means["KANFIS"] - means[best]) >= -(0.02 if classification else 0.05 * means[best]) - 1e-9
         lines.append(f"{name} {means['KANFIS']:.3f} (best baseline {best} {means[best]:.3f})")
     save_tables(run.out / "accuracy.csv", rows)
     return Outcome(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from papershelf import require
+from papershelf import InputError, require
 
 EXTRA_ACT, EXTRA_VLM = "papershelf-niaf[act]", "papershelf-niaf[vlm]"
 
@@ -137,6 +137,21 @@ def query_mask(attention_mask: Tensor, num_queries: int, dtype: torch.dtype) -> 
     )
 
 
+def with_lora(model: nn.Module, rank: int = 16, targets: Sequence[str] = ("q_proj", "v_proj")) -> nn.Module:
+    """The model frozen, with trainable low-rank updates (peft) of the projections whose names end so.
+
+    Raises:
+        InputError: for a rank below 1, or a model without such projections.
+    """
+    if rank < 1:
+        raise InputError(f"the rank of LoRA must be at least 1, got {rank}")
+    peft = require("peft", "papershelf-niaf[lora]")
+    try:
+        return peft.get_peft_model(model, peft.LoraConfig(r=rank, target_modules=list(targets)))
+    except ValueError as error:
+        raise InputError(f"no LoRA for {type(model).__name__}: {error}") from None
+
+
 class VLMBackbone(nn.Module):
     """Any image-text model of transformers, with learnable queries after the prompt: one forward pass (paper).
 
@@ -171,11 +186,6 @@ class VLMBackbone(nn.Module):
         """A folder or hub id."""
         transformers = require("transformers", EXTRA_VLM)
         return cls(transformers.AutoModelForImageTextToText.from_pretrained(name, **keywords), num_queries)
-
-    def add_lora(self, rank: int = 16, targets: Sequence[str] = ("q_proj", "v_proj")) -> None:
-        """Freeze the model and train low-rank updates of its projections (peft)."""
-        peft = require("peft", "papershelf-niaf[lora]")
-        self.model = peft.get_peft_model(self.model, peft.LoraConfig(r=rank, target_modules=list(targets)))
 
     def _with_queries(self, _: nn.Module, __: Any, embedded: Tensor) -> Tensor:
         if embedded.shape[1] <= self.num_queries:

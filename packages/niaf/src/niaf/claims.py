@@ -13,7 +13,7 @@ import torch
 
 from niaf import plots, study
 from niaf.control import ImpedanceTrial, impedance_table
-from niaf.data import lasa_chunks, lasa_task
+from niaf.data import lasa_chunks, lasa_split, lasa_task
 from niaf.field import AliasingWarning, SineField
 from niaf.fit import FitOptions, fit_fields
 from niaf.metrics import offgrid_error
@@ -143,8 +143,9 @@ def measure_velocity_supervision(run: Run) -> Outcome:
     steps, seeds = run.size(tiny=60, quick=500, long=3000), run.size(tiny=1, quick=1, long=3)
     stride = run.size(tiny=0.5, quick=0.1)
     rng = run.streams.numpy("noise")
-    train = lasa_task(range(5), k, noise=noise, rng=rng, stride=stride, dense=2)
-    test = lasa_task((5, 6), k, stride=run.size(tiny=1.0, quick=0.3, long=0.1), dense=51)
+    seen, unseen = lasa_split(run.options.get("split", "demonstrations"))
+    train = lasa_task(n_samples=k, noise=noise, rng=rng, stride=stride, dense=2, **seen)
+    test = lasa_task(n_samples=k, stride=run.size(tiny=1.0, quick=0.3, long=0.1), dense=51, **unseen)
     ratios, shown = [], {}
     pairs = [(seed, name) for seed in range(seeds) for name in ("field", "waypoint")]
     errors: dict[tuple[int, str], Any] = {}
@@ -184,7 +185,9 @@ def measure_groups(run: Run) -> Outcome:
     groups = run.size(tiny=(16, 64), quick=(16, 32, 64))
     seeds, steps = run.size(tiny=1, quick=3), run.size(tiny=40, quick=600, long=1500)
     stride = run.size(tiny=0.5, quick=0.1)
-    train, test = lasa_task(range(5), 11, stride=stride, dense=2), lasa_task((5, 6), 11, stride=stride, dense=51)
+    seen, unseen = lasa_split(run.options.get("split", "demonstrations"))
+    train = lasa_task(n_samples=11, stride=stride, dense=2, **seen)
+    test = lasa_task(n_samples=11, stride=stride, dense=51, **unseen)
     pairs = [(g, seed) for seed in range(seeds) for g in groups]
     found: dict[int, list[float]] = {g: [] for g in groups}
     for g, seed in run.progress(pairs, total=len(pairs), label="N7"):
@@ -357,6 +360,7 @@ PAPER = Paper(
             criterion="conditioned heads on LASA, demonstrations 0 to 4 train (noise .005), 5 and 6 test: velocity "
             "error of the field at most half of that of the waypoints",
             measure=measure_velocity_supervision,
+            options={"split": str},
         ),
         Claim(
             id="N4",
@@ -391,6 +395,7 @@ PAPER = Paper(
             criterion="conditioned heads on LASA, 3 seeds: mean position error falls from 16 to 32 to 64, and the 95 % "
             "interval of 64 against 16 lies below 0",
             measure=measure_groups,
+            options={"split": str},
             scale="long",
         ),
         Claim(

@@ -28,7 +28,7 @@ from niaf.data import (
 )
 from niaf.fit import FitOptions, fit_field
 from niaf.heads import HEADS
-from niaf.impedance import unwrap_angles, wrapped_channels
+from niaf.impedance import unit_quaternions_in, unwrap_angles, wrapped_channels
 from niaf.metrics import offgrid_error, sampled_smoothness, smoothness
 from niaf.policy import NIAFPolicy
 from niaf.recipes import commands, write_recipe
@@ -49,6 +49,13 @@ Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of all randomness
 Kind = Annotated[str, typer.Option("--kind", help="absolute (targets) or delta (increments).")]
 Gripper = Annotated[
     str, typer.Option("--gripper", help="Channels with two states, numbers with commas; held, not smoothed.")
+]
+Quaternion = Annotated[
+    str,
+    typer.Option(
+        "--quaternion",
+        help="First channel of each unit quaternion (four channels), numbers with commas: sign flips are removed.",
+    ),
 ]
 REPRESENTATIONS = ("field", "waypoints", "B-spline", "DCT", "Fourier", "ProDMP", "cubic")
 
@@ -169,6 +176,7 @@ def fit(
     kind: Kind = "absolute",
     gripper: Gripper = "",
     unwrap: Annotated[str, typer.Option("--unwrap", help="Channels that are angles, numbers with commas.")] = "",
+    quaternion: Quaternion = "",
     steps: Annotated[int, typer.Option("--steps", min=1, help="Optimiser steps of the field.")] = 800,
     lambda_jerk: Annotated[float, typer.Option("--lambda-jerk", min=0, help="Weight of the field's jerk.")] = 0.0,
     seed: Seed = 0,
@@ -190,6 +198,15 @@ def fit(
             raise InputError(f"channels lie in 0 to {x.shape[1] - 1}, got {[*held, *angles]}")
         if len(held) == x.shape[1]:
             raise InputError("every channel is a gripper: there is nothing to fit")
+        turns = _numbers(quaternion, "--quaternion")
+        if any(not 0 <= i <= x.shape[1] - 4 for i in turns):
+            raise InputError(f"a quaternion takes four of the {x.shape[1]} channels, got {turns} as first ones")
+        if turns and kind == "delta":
+            raise InputError("increments are no unit quaternions: --quaternion needs --kind absolute")
+        try:
+            x = unit_quaternions_in(x, turns)
+        except ValueError as error:
+            raise InputError(f"{recording}: {error}") from None
         if angles:
             x = unwrap_angles(x, angles)
         elif kind == "absolute" and (found := wrapped_channels(x)):
@@ -238,6 +255,9 @@ def train(
     vlm: Annotated[
         str | None, typer.Option("--vlm", help="Folder, hub id, or JSON configuration of the model.")
     ] = None,
+    lora: Annotated[
+        int, typer.Option("--lora", min=0, help="Rank of low-rank updates trained in place of the VLM; 0: all of it.")
+    ] = 0,
     images: Annotated[str, typer.Option("--images", help="Cameras of the act backbone, with commas.")] = "",
     horizon: Annotated[int, typer.Option("--horizon", help="K, actions a chunk.")] = 10,
     kind: Kind = "absolute",
@@ -286,6 +306,7 @@ def train(
             backbone=backbone,
             image_keys=[k.strip() for k in images.split(",") if k.strip()],
             vlm=source,
+            lora_rank=lora,
             learning_rate=learning_rate,
             n_action_steps=horizon,
         )
@@ -342,16 +363,22 @@ def resample(
     out: Annotated[Path, typer.Option("-o", "--out", help="New folder.")],
     kind: Kind = "absolute",
     gripper: Gripper = "",
+    quaternion: Quaternion = "",
+    state_quaternion: Annotated[str, typer.Option("--state-quaternion", help="The same of observation.state.")] = "",
     version: Annotated[str, typer.Option("--version-out", help="v3.0, v2.1 or v2.0.")] = "v3.0",
     as_json: Json = False,
 ) -> None:
     """Write a LeRobot folder at another rate. Say --kind delta for increments: their sum is resampled, not they."""
     check_kind(kind)
+    turns = {
+        "action": _numbers(quaternion, "--quaternion"),
+        "observation.state": _numbers(state_quaternion, "--state-quaternion"),
+    }
     with _plain_warnings(), progress_bar() as progress:
         LeRobotReader(dataset).check_times()
         written, left_out = resample_dataset(
             dataset, out, rate, kind, _numbers(gripper, "--gripper"), version,  # ty: ignore[invalid-argument-type]
-            lambda items: progress(items, label="resample"),
+            lambda items: progress(items, label="resample"), {k: v for k, v in turns.items() if v},
         )  # fmt: skip
     new, old = LeRobotReader(written), LeRobotReader(dataset)
     frames = int(old.starts()[-1]), int(new.starts()[-1])

@@ -122,6 +122,26 @@ def lasa_chunks(
     return Chunks(scaled[0], v * factor, mask, duration, np.arange(count), scaled[1], vd * factor)
 
 
+def lasa_split(kind: str = "demonstrations") -> tuple[dict[str, Any], dict[str, Any]]:
+    """What :func:`lasa_task` is given for training and for testing.
+
+    Args:
+        kind: ``"demonstrations"`` (0 to 4 of every motion against 5 and 6) or ``"motions"`` (every fifth motion is left
+            out whole, and motions have no labels, since a label that was never trained says nothing).
+
+    Raises:
+        InputError: for another kind.
+    """
+    if kind == "demonstrations":
+        return {"demos": range(5)}, {"demos": (5, 6)}
+    if kind != "motions":
+        raise InputError(f"a split is demonstrations or motions, got {kind!r}")
+    names = list(lasa())
+    held = names[4::5]
+    shared = {"demos": range(7), "labelled": False}
+    return {**shared, "motions": [n for n in names if n not in held]}, {**shared, "motions": held}
+
+
 def lasa_task(
     demos: Sequence[int],
     n_samples: int,
@@ -131,6 +151,7 @@ def lasa_task(
     rng: np.random.Generator | None = None,
     dense: int = 101,
     motions: Sequence[str] | None = None,
+    labelled: bool = True,
 ) -> Chunks:
     """Prediction of the next chunk from motion, position, velocity and the last five points (0.05 s apart).
 
@@ -146,6 +167,7 @@ def lasa_task(
         rng: of the noise.
         dense: times of the truth.
         motions: names; all by default.
+        labelled: whether the conditioning says which motion it is.
     """
     names, unit = list(lasa()), 40.0
     x, v, xd, vd, cond, episode = [], [], [], [], [], []
@@ -159,7 +181,7 @@ def lasa_task(
             past = spline(starts[:, None] - 0.05 * np.arange(1, 6))
             now = spline(starts)
             label = np.zeros((len(starts), len(names)))
-            label[:, number] = 1
+            label[:, number] = labelled
             state = [label, now, recorded(starts), (past - now[:, None]).reshape(len(starts), -1) * 4]
             cond.append(np.concatenate(state, 1))
             at = starts[:, None] + duration * np.linspace(0, 1, n_samples)
@@ -236,7 +258,7 @@ def column_to_array(column: Any, where: str = "") -> np.ndarray:
 
 @dataclass(frozen=True)
 class Episode:
-    """Where an episode lies: rows [start, stop) of a file."""
+    """Where an episode lies: rows [start, stop) of a file; of each video key its file and first second in it."""
 
     index: int
     length: int
@@ -244,6 +266,7 @@ class Episode:
     file: Path
     start: int
     stop: int
+    videos: Mapping[str, tuple[Path, float]] = field(default_factory=dict)
 
 
 class LeRobotReader:
@@ -287,7 +310,7 @@ class LeRobotReader:
 
     # --- where things are ---
 
-    def _file(self, pattern: str, **values: int | str) -> Path:
+    def _name(self, pattern: str, **values: int | str) -> Path:
         try:
             name = pattern.format(**values)
         except (KeyError, IndexError, ValueError, AttributeError) as error:
@@ -295,18 +318,24 @@ class LeRobotReader:
         found = (self.path / name).resolve()
         if not found.is_relative_to(self.path.resolve()):
             raise DatasetFormatError(f"{self.path / 'meta/info.json'}: {name!r} leaves the folder")
-        if not found.is_file():
-            raise DatasetFormatError(f"{self.path / name} is missing (pattern {pattern!r} of meta/info.json)")
         return self.path / name
+
+    def _file(self, pattern: str, **values: int | str) -> Path:
+        found = self._name(pattern, **values)
+        if not found.is_file():
+            raise DatasetFormatError(f"{found} is missing (pattern {pattern!r} of meta/info.json)")
+        return found
 
     def _v2_episodes(self) -> list[Episode]:
         pattern, size = str(self.info.get("data_path", V2_PATH)), int(self.info.get("chunks_size", 1000))
-        rows = _read_lines(self.path / "meta/episodes.jsonl")
+        video, rows = str(self.info.get("video_path") or ""), _read_lines(self.path / "meta/episodes.jsonl")
         found = []
         for row in rows:
             i, n = int(row["episode_index"]), int(row["length"])
-            file = self._file(pattern, episode_chunk=i // size, episode_index=i, total_episodes=len(rows))
-            found.append(Episode(i, n, tuple(row.get("tasks", ())), file, 0, n))
+            where = {"episode_chunk": i // size, "episode_index": i}
+            file = self._file(pattern, **where, total_episodes=len(rows))
+            videos = {k: (self._name(video, video_key=k, **where), 0.0) for k in (self.video_keys if video else ())}
+            found.append(Episode(i, n, tuple(row.get("tasks", ())), file, 0, n, videos))
         return sorted(found, key=lambda e: e.index)
 
     def _v3_episodes(self) -> list[Episode]:
@@ -318,10 +347,13 @@ class LeRobotReader:
             raise DatasetFormatError(f"{self.path / V3_EPISODES.format(chunk_index=0, file_index=0)} is missing")
         wanted = ["episode_index", "length", "tasks", "data/chunk_index", "data/file_index"]
         wanted += ["dataset_from_index", "dataset_to_index"]
+        video, parts_of = str(self.info.get("video_path") or ""), ("chunk_index", "file_index", "from_timestamp")
+        filmed = {f"videos/{key}/{part}" for key in (self.video_keys if video else ()) for part in parts_of}
         rows = []
         for part in parts:
             try:
-                rows += pq.read_table(part, columns=wanted).to_pylist()
+                there = filmed.intersection(pq.read_schema(part).names)
+                rows += pq.read_table(part, columns=[*wanted, *sorted(there)]).to_pylist()
             except Exception as error:
                 raise DatasetFormatError(f"{part}: {error}; expected the columns {', '.join(wanted)}") from error
         rows.sort(key=lambda r: r["episode_index"])
@@ -338,7 +370,14 @@ class LeRobotReader:
                 raise DatasetFormatError(
                     f"{file}: episode {row['episode_index']} has {stop - start} rows, not its length"
                 )
-            found.append(Episode(row["episode_index"], row["length"], tuple(row["tasks"] or ()), file, start, stop))
+            videos = {}
+            for name in self.video_keys:
+                where = [row.get(f"videos/{name}/{part}") for part in parts_of]
+                if video and None not in where:
+                    mp4 = self._name(video, video_key=name, chunk_index=where[0], file_index=where[1])
+                    videos[name] = mp4, float(where[2])
+            tasks = tuple(row["tasks"] or ())
+            found.append(Episode(row["episode_index"], row["length"], tasks, file, start, stop, videos))
         return found
 
     @property
@@ -414,7 +453,11 @@ class LeRobotReader:
         return found
 
     def frames(self, key: str, rows: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Images of an embedded (PNG) feature at frames of :meth:`column`'s order, [n, height, width, 3] uint8."""
+        """Images at frames of :meth:`column`'s order, [n, height, width, 3] uint8, of embedded PNGs or of a video.
+
+        Raises:
+            DatasetFormatError: where the feature holds no images or a video is shorter than its episode.
+        """
         import pyarrow.parquet as pq
 
         kind = self.features.get(key, {}).get("dtype")
@@ -433,22 +476,19 @@ class LeRobotReader:
         return np.stack(found)
 
     def _video_frames(self, key: str, rows: Sequence[int] | np.ndarray) -> np.ndarray:
-        av = require("av", "papershelf-niaf[video]")
-        if not self.version.startswith("2."):
-            raise DatasetFormatError(f"{self.path}: frames of v3 videos are not read; only v2's one file an episode")
-        starts, found = self.starts(), []
-        for row in rows:
+        starts = self.starts()
+        wanted: dict[Path, list[tuple[float, int]]] = {}
+        for n, row in enumerate(rows):
             i = int(np.searchsorted(starts, row, "right")) - 1
-            e, size = self.episodes[i], int(self.info.get("chunks_size", 1000))
-            file = self._file(
-                str(self.info["video_path"]), video_key=key, episode_chunk=e.index // size, episode_index=e.index
-            )
-            with av.open(str(file)) as opened:
-                for number, frame in enumerate(opened.decode(video=0)):
-                    if number == row - starts[i]:
-                        found.append(frame.to_ndarray(format="rgb24"))
-                        break
-        return np.stack(found)
+            if key not in self.episodes[i].videos:
+                raise DatasetFormatError(f"{self.path}: meta/ does not say where the video of {key!r} lies")
+            file, first = self.episodes[i].videos[key]
+            wanted.setdefault(file, []).append((first + (row - starts[i]) / self.fps, n))
+        found: dict[int, np.ndarray] = {}
+        for file, places in wanted.items():
+            for n, image in _decoded(file, sorted(places), 0.5 / self.fps):
+                found[n] = image
+        return np.stack([found[n] for n in range(len(rows))])
 
     def check_times(self) -> None:
         """Warn of timestamps that are not uniform; raise ``DataError`` with episode and row where they do not
@@ -514,6 +554,27 @@ class LeRobotReader:
     def _smoothed_velocity(self) -> np.ndarray:
         starts, action = self.starts(), _two_dimensional(self.column("action")).astype(float)
         return np.concatenate([smoothed_velocity(action[a:b], self.fps) for a, b in itertools.pairwise(starts)])
+
+
+def _decoded(file: Path, places: Sequence[tuple[float, int]], tolerance: float) -> Iterator[tuple[int, np.ndarray]]:
+    """Frames of a video at increasing seconds, decoded from the key frame before the first: (number, image)."""
+    av = require("av", "papershelf-niaf[video]")
+    waiting = list(places)
+    try:
+        with av.open(str(file)) as opened:
+            stream = opened.streams.video[0]
+            opened.seek(max(0, int((waiting[0][0] - tolerance) / stream.time_base)), stream=stream)
+            for frame in opened.decode(stream):
+                while waiting and frame.time > waiting[0][0] - tolerance:
+                    second, number = waiting.pop(0)
+                    if frame.time > second + tolerance:
+                        raise DatasetFormatError(f"{file}: no frame at {second:.3f} s")
+                    yield number, frame.to_ndarray(format="rgb24")
+                if not waiting:
+                    return
+    except av.FFmpegError as error:
+        raise DatasetFormatError(f"{file} is no readable video: {error}") from None
+    raise DatasetFormatError(f"{file}: no frame at {waiting[0][0]:.3f} s; the video is shorter than its episodes")
 
 
 def _two_dimensional(x: np.ndarray) -> np.ndarray:
@@ -914,13 +975,26 @@ def resample_dataset(
     gripper: Sequence[int] = (),
     version: Literal["v3.0", "v2.1", "v2.0"] = "v3.0",
     progress: Any = iter,
+    quaternions: Mapping[str, Sequence[int]] | None = None,
 ) -> tuple[Path, list[str]]:
     """Write a LeRobot folder at another rate: actions as :func:`niaf.resample.resample_actions`, other floats
     interpolated, integers held.
 
+    Args:
+        source: LeRobot folder.
+        target: folder to write; must not exist.
+        fps: new rate, Hz.
+        kind: of the actions.
+        gripper: channels of the actions that are held.
+        version: of the new folder.
+        progress: wraps the episodes.
+        quaternions: by feature, the first of the four channels of each unit quaternion: sign flips are removed
+            before, and the length is 1 after interpolation. Not of increments.
+
     Returns:
         The folder and the features that were left out (images and videos).
     """
+    from niaf.impedance import unit_quaternions_in
     from niaf.resample import frame_times, hold, interpolant, resample_actions
 
     reader = LeRobotReader(source)
@@ -930,6 +1004,12 @@ def resample_dataset(
     if any(not 0 <= g < dimension for g in gripper):
         raise InputError(f"gripper channels lie in 0 to {dimension - 1}, got {list(gripper)}")
     keys = [k for k in reader.numeric_keys() if k not in INDEX_KEYS]
+    turns = dict(quaternions or {})
+    for key, places in turns.items():
+        if key not in keys or any(not 0 <= i <= _two_dimensional(reader.column(key)).shape[1] - 4 for i in places):
+            raise InputError(f"{source}: {key!r} has no four channels from {list(places)} on")
+    if kind == "delta" and turns.get("action"):
+        raise InputError("increments are no unit quaternions; name quaternions of absolute actions or states")
     episodes = []
     for i in progress(range(len(reader.episodes))):
         data = reader.episode(i, keys)
@@ -937,7 +1017,7 @@ def resample_dataset(
         inside = np.minimum(times, (len(data["action"]) - 1) / reader.fps)
         new: dict[str, Any] = {"task": data["task"]}
         for k in keys:
-            values = data[k]
+            values = unit_quaternions_in(data[k], turns.get(k, ()))
             if k == "action":
                 try:
                     new[k] = resample_actions(_two_dimensional(values), reader.fps, fps, kind, gripper)
@@ -947,6 +1027,7 @@ def resample_dataset(
                 new[k] = interpolant(values.astype(np.float64), reader.fps)(inside).astype(values.dtype)
             else:
                 new[k] = hold(values, reader.fps, times)
+            new[k] = unit_quaternions_in(new[k], turns.get(k, ()))
         episodes.append(new)
     names = {k: f["names"] for k, f in reader.features.items() if isinstance(f.get("names"), list)}
     left_out = [k for k, f in reader.features.items() if f.get("dtype") in ("video", "image", "string")]

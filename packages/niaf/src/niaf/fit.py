@@ -134,9 +134,17 @@ def _polish(
     v: torch.Tensor | None,
     iterations: int,
 ) -> None:
-    """L-BFGS on a fixed grid of four times as many times; targets by the cubic interpolant."""
-    tau = torch.linspace(-1, 1, 4 * (x.shape[1] - 1) + 1).expand(len(x), -1)
-    target, target_v = jitter.interpolate(x, tau), None if v is None else jitter.interpolate(v, tau)
+    """L-BFGS in float64 on a fixed grid of four times as many times; targets by the cubic interpolant.
+
+    Where velocities are given, their interpolant's derivative is a target of the acceleration too, with a tenth of
+    their weight.
+    """
+    field.double(), codes.double()
+    x, v = x.double(), None if v is None else v.double()
+    tau = torch.linspace(-1, 1, 4 * (x.shape[1] - 1) + 1, dtype=x.dtype).expand(len(x), -1)
+    target, target_v, target_a, order = jitter.interpolate(x, tau), None, None, 0
+    if v is not None:
+        target_v, target_a, order = jitter.interpolate(v, tau), 2 * jitter.interpolate(v, tau, 1), 2
     optimiser = torch.optim.LBFGS(
         [*field.parameters(), *codes.parameters()],
         max_iter=iterations,
@@ -147,12 +155,15 @@ def _polish(
 
     def closure() -> torch.Tensor:
         optimiser.zero_grad()
-        found = field(tau, codes(), loss.order, "free")
+        found = field(tau, codes(), max(loss.order, order), "free")
         total = loss(found, target, 1.0, target_v, omega=field_omega(field))["loss"]
+        if target_a is not None:
+            total = total + 0.1 * loss.lambda_vel * (4 * found[2] - target_a).square().sum(-1).mean()
         total.backward()
         return total
 
     optimiser.step(closure)
+    field.float(), codes.float()
 
 
 def fit_field(

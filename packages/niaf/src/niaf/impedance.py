@@ -7,6 +7,7 @@ The first two terms are the paper's; inertia and bias feed-forward, limits and t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -143,6 +144,16 @@ def unit_quaternions(q: np.ndarray) -> np.ndarray:
     q = q / norm
     flips = np.cumprod(np.where(np.sum(q[1:] * q[:-1], -1) < 0, -1.0, 1.0))
     return q * np.concatenate([[1.0], flips])[:, None]
+
+
+def unit_quaternions_in(x: np.ndarray, first: Sequence[int]) -> np.ndarray:
+    """Channels [N, d] with :func:`unit_quaternions` applied to the four from each given one on."""
+    if not len(first):
+        return x
+    x = x.copy()
+    for i in first:
+        x[:, i : i + 4] = unit_quaternions(x[:, i : i + 4])
+    return x
 
 
 def quaternion_log_error(desired: np.ndarray, actual: np.ndarray) -> np.ndarray:

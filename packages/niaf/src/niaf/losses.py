@@ -9,6 +9,7 @@ The jerk term in the paper's physical unit is of order (2/T)^6 omega^6: at omega
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -66,16 +67,18 @@ class TimeJitter:
         noise = torch.rand(batch, self.n_samples, generator=generator) - 0.5
         return (self.grid + noise * 2 / (self.n_samples - 1)).clamp(-1, 1)
 
-    def interpolate(self, samples: Tensor, tau: Tensor) -> Tensor:
-        """Cubic interpolant of samples [B, dense, d] at tau [B, K] -> [B, K, d]."""
+    def interpolate(self, samples: Tensor, tau: Tensor, order: int = 0) -> Tensor:
+        """Cubic interpolant of samples [B, dense, d], or a derivative of it in tau, at tau [B, K] -> [B, K, d]."""
         if samples.shape[1] != self.dense:
             raise ValueError(f"expected {self.dense} samples a chunk, got {samples.shape[1]}")
         x = (tau.to(samples.dtype) + 1) / 2 * (self.dense - 1)
         i = x.floor().clamp(0, self.dense - 2).long()
         pieces = torch.einsum("pin,bnd->bpid", self.coefficients.to(samples), samples)
         picked = pieces.gather(2, i[:, None, :, None].expand(-1, 4, -1, samples.shape[2]))
-        powers = (x - i)[:, None, :, None] ** torch.arange(4, device=x.device)[None, :, None, None]
-        return (picked * powers).sum(1)
+        k = torch.arange(order, 4, device=x.device)[:, None, None]
+        factor = torch.tensor([math.perm(n, order) for n in range(order, 4)], device=x.device)
+        powers = factor[:, None, None] * (x - i)[:, None, :, None] ** (k - order)
+        return (picked[:, order:] * powers).sum(1) * ((self.dense - 1) / 2) ** order
 
     def pad(self, mask: Tensor, tau: Tensor) -> Tensor:
         """Padding [B, dense] (True: no data) at tau: True where either neighbour is padded."""

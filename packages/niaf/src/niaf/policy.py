@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from niaf.backbones import ACTEncoder, Florence2Backbone, StateEncoder, VLMBackbone
+from niaf.backbones import ACTEncoder, Florence2Backbone, StateEncoder, VLMBackbone, with_lora
 from niaf.heads import ActionHead, FieldHead, make_head
 from niaf.impedance import Reference
 from niaf.trajectory import Motion, anchor, blend
@@ -45,6 +45,7 @@ class NIAFConfig:
         d_model: size of the conditioning (of ``"vlm"``: the model's own).
         n_action_steps: actions that ``select_action`` plays before it asks again.
         vlm: folder or hub id, or a configuration as a dictionary with ``model_type``, of ``"vlm"``.
+        lora_rank: rank of the low-rank updates that are trained in place of the VLM's weights; 0 trains all of them.
         learning_rate: of the backbone.
         head_multiplier: of the head's learning rate (ours: 10 to 50 where a VLM is tuned).
         weight_decay: never on the field's weights.
@@ -64,6 +65,7 @@ class NIAFConfig:
     d_model: int = 128
     n_action_steps: int = 10
     vlm: Any = None
+    lora_rank: int = 0
     learning_rate: float = 1e-4
     head_multiplier: float = 1.0
     weight_decay: float = 0.0
@@ -141,10 +143,14 @@ class NIAFPolicy(nn.Module):
         if isinstance(source, Mapping):
             transformers = require("transformers", "papershelf-niaf[vlm]")
             rest = {k: v for k, v in source.items() if k != "model_type"}
-            return kind.from_config(transformers.AutoConfig.for_model(source["model_type"], **rest), queries)
-        if not source:
+            backbone = kind.from_config(transformers.AutoConfig.for_model(source["model_type"], **rest), queries)
+        elif not source:
             raise InputError(f'backbone "{self.config.backbone}" needs vlm, a folder, hub id or configuration')
-        return kind.from_pretrained(str(source), queries)
+        else:
+            backbone = kind.from_pretrained(str(source), queries)
+        if self.config.lora_rank:
+            backbone.model = with_lora(backbone.model, self.config.lora_rank)
+        return backbone
 
     def set_statistics(self, actions: np.ndarray, states: np.ndarray) -> None:
         """Take scales from chunks [N, K, d] and states [N, s]; constant channels keep scale 1."""
