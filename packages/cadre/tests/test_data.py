@@ -1,5 +1,6 @@
 """Loaders on files written here, in the layouts of the archives; anomalies that see the training part alone."""
 
+import eccodes
 import numpy as np
 import pandas as pd
 import pytest
@@ -120,6 +121,43 @@ def test_zarr_hdf5_and_several_files(tmp_path):
         a.isel(time=slice(12 * i, 12 * i + 12)).to_netcdf(tmp_path / f"part{i}.nc")
     for source in (tmp_path / "a.zarr", tmp_path / "a.h5", str(tmp_path / "part*.nc")):
         np.testing.assert_allclose(open_climate(source, season="monthly").array(), whole, atol=1e-12)
+
+
+def write_grib(path, values, lat, lon):
+    """Daily fields of 2 m temperature as GRIB 2 messages."""
+    ends = {
+        "latitudeOfFirstGridPointInDegrees": lat[0],
+        "latitudeOfLastGridPointInDegrees": lat[-1],
+        "longitudeOfFirstGridPointInDegrees": lon[0],
+        "longitudeOfLastGridPointInDegrees": lon[-1],
+        "iDirectionIncrementInDegrees": lon[1] - lon[0],
+        "jDirectionIncrementInDegrees": abs(lat[1] - lat[0]),
+    }
+    with path.open("wb") as file:
+        for day, one in enumerate(values):
+            message = eccodes.codes_grib_new_from_samples("regular_ll_sfc_grib2")
+            words = {"Ni": len(lon), "Nj": len(lat), **ends, "shortName": "2t", "dataDate": 20200101 + day}
+            for key, value in {**words, "bitsPerValue": 24}.items():
+                eccodes.codes_set(message, key, value)
+            eccodes.codes_set_values(message, one.ravel())
+            eccodes.codes_write(message, file)
+            eccodes.codes_release(message)
+
+
+def test_grib_is_read_without_leaving_an_index(tmp_path):
+    lat, lon = [10.0, 0.0, -10.0], [170.0, 180.0, 190.0, 200.0]
+    values = 280 + RNG.normal(size=(12, 3, 4))
+    write_grib(tmp_path / "a.grib", values, lat, lon)
+    found = open_climate(tmp_path / "a.grib", preset="era5")
+    assert found.coords[0].tolist() == [-10.0, -180.0]
+    np.testing.assert_allclose(found.array().reshape(12, 3, 4), values[:, ::-1][..., [1, 2, 3, 0]], atol=1e-5)
+    lazy = open_climate(tmp_path / "a.grib", box=(-15, 15, 165, 205), chunks={"time": 4})
+    assert hasattr(lazy.values.data, "dask")
+    np.testing.assert_allclose(lazy.array().reshape(12, 3, 4), values[:, ::-1], atol=1e-5)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.grib"]
+    (tmp_path / "b.grib").write_bytes(b"GRIB nothing")
+    with pytest.raises(DataError, match="cannot be read"):
+        open_climate(tmp_path / "b.grib")
 
 
 def test_dask_stays_lazy_and_feeds_windows(tmp_path):

@@ -311,6 +311,28 @@ def test_datasets_refuse_what_they_cannot_use():
         WindowDataset(np.full((100, 2), np.nan))
 
 
+def test_each_block_is_read_once():
+    class File:
+        shape = (200, 3)
+        reads = 0
+
+        def __init__(self, rows=slice(None)):
+            self.rows = rows
+
+        def __getitem__(self, rows):
+            return File(rows)
+
+        @property
+        def values(self):
+            File.reads += 1
+            return np.random.default_rng(0).normal(size=self.shape)[self.rows]
+
+    data = WindowDataset(File(), 3, max_ram=128 * 40 * 3)
+    File.reads = 0
+    assert sum(len(batch) for batch in data.epoch(np.random.default_rng(0), 16)) == data.training_windows
+    assert File.reads == -(-data.training_windows // data.block)
+
+
 def test_memory_stays_within_the_budget(tmp_path):
     """An array four times the budget is streamed; peak growth of the process stays below the array's size."""
     import subprocess

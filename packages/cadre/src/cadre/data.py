@@ -87,8 +87,8 @@ def _open_one(xarray: Any, path: Path, chunks: Any, **options: Any) -> Any:
     if path.is_dir():
         return xarray.open_zarr(path, chunks=chunks, **options)
     if path.suffix.lower() in (".grib", ".grb", ".grib2", ".grb2"):
-        require("cfgrib", "cfgrib")
-        options["engine"] = "cfgrib"
+        require("cfgrib", "papershelf-cadre[data,grib]")
+        options |= {"engine": "cfgrib", "backend_kwargs": {"indexpath": ""}}  # no index file beside the data
     return xarray.open_dataset(path, chunks=chunks, **options)
 
 

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import softplus
+from torch.nn.functional import leaky_relu, softplus
 
 from cadre.structure import acyclicity, graph_from_mixing, moral
 
@@ -97,17 +97,15 @@ class ParallelMLP(nn.Module):
         self.register_buffer("mask", torch.ones(m, n_in) if mask is None else mask.to(torch.float32))
 
     def _hidden(self, u: Tensor, mask: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
-        """Last activations (m, N, h), the slopes of each layer, and the masked first weights."""
+        """Last activations (m, N, h), what each layer's leaky ReLU was applied to, and the masked first weights."""
         m, hidden, n_in = self.first.shape
         first = self.first * mask[:, None, :]
-        a = (u @ first.reshape(m * hidden, n_in).mT).view(len(u), m, hidden).transpose(0, 1) + self.first_bias
-        slopes = [torch.where(a > 0, 1.0, SLOPE)]
-        a = a * slopes[0]
+        p = (u @ first.reshape(m * hidden, n_in).mT).view(len(u), m, hidden).transpose(0, 1) + self.first_bias
+        before = [p]
         for weight, bias in zip(self.middle, self.middle_bias, strict=True):
-            a = torch.baddbmm(bias, a, weight.mT)
-            slopes.append(torch.where(a > 0, 1.0, SLOPE))
-            a = a * slopes[-1]
-        return a, slopes, first
+            p = torch.baddbmm(bias, leaky_relu(p, SLOPE), weight.mT)
+            before.append(p)
+        return leaky_relu(p, SLOPE), before, first
 
     def forward(self, u: Tensor, mask: Tensor | None = None) -> Tensor:
         """Values (N, m, out) at inputs (N, n_in)."""
@@ -123,14 +121,19 @@ class ParallelMLP(nn.Module):
     def with_jacobian(self, u: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Values (N, m, out) and their Jacobian (N, m, out, n_in)."""
         mask = self.mask if mask is None else mask
-        a, slopes, first = self._hidden(u, mask)
+        a, before, first = self._hidden(u, mask)
         rows = []
         for o in range(self.out):
-            v = self.last[:, o : o + 1] * slopes[-1]
-            for weight, slope in zip(reversed(self.middle), reversed(slopes[:-1]), strict=True):
-                v = torch.bmm(v, weight) * slope
+            v = _times_slope(self.last[:, o : o + 1].expand_as(a), before[-1])
+            for weight, p in zip(reversed(self.middle), reversed(before[:-1]), strict=True):
+                v = _times_slope(torch.bmm(v, weight), p)
             rows.append(torch.bmm(v, first).transpose(0, 1) + self.linear[:, o] * mask)
         return self._values(a, u, mask), torch.stack(rows, dim=2)
+
+
+def _times_slope(v: Tensor, p: Tensor) -> Tensor:
+    """v times the derivative of the leaky ReLU at p, in one pass; the slope itself has no gradient."""
+    return torch.ops.aten.leaky_relu_backward(v, p.detach(), SLOPE, False)
 
 
 def mlp(n_in: int, hidden: int, n_out: int, layers: int, generator: torch.Generator | None) -> nn.Sequential:

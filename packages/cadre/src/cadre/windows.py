@@ -126,7 +126,7 @@ def chunked_moments(array: Any, stop: int, rows: int) -> tuple[np.ndarray, np.nd
 def read_rows(array: Any, start: int, stop: int) -> np.ndarray:
     """Rows of a numpy, Dask, Zarr or xarray array as numpy."""
     part = array[start:stop]
-    part = part.values if hasattr(part, "values") else part
+    part = getattr(part, "values", part)  # asked once: xarray reads the file each time its values are looked at
     return np.asarray(part.compute() if hasattr(part, "compute") else part)
 
 
