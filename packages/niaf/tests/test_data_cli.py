@@ -331,6 +331,35 @@ def command(*words, cwd):
     return subprocess.CompletedProcess(words, code or 0, out.getvalue(), err.getvalue())
 
 
+def test_grippers_are_neither_summed_nor_checked(tmp_path):
+    t = np.arange(41) / 20
+    given = [{"action": np.stack([np.cos(t) / 20, (t > 1).astype(float)], 1), "observation.state": np.zeros((41, 2))}]
+    write_lerobot(tmp_path / "set", given, 20)
+    words = ("smoothness", "set", "--kind", "delta", "--json")
+    with_it, without = (
+        json.loads(command(*words, *more, cwd=tmp_path).stdout)[0]["rms_jerk"] for more in ((), ("--gripper", "1"))
+    )
+    assert without == pytest.approx(np.sqrt(0.5), rel=0.2)  # of the sine that the increments sum to
+    assert with_it > 10 * without
+    np.save(tmp_path / "chunk.npy", given[0]["action"])
+    words = ("check", "chunk.npy", "--kind", "delta", "--vmax", "1.2")
+    assert command(*words, cwd=tmp_path).returncode == 1
+    assert command(*words, "--gripper", "1", cwd=tmp_path).returncode == 0
+    assert "channels lie in 0 to 1" in command(*words, "--gripper", "2", cwd=tmp_path).stderr
+
+
+def test_uneven_times_are_taken_as_they_are(tmp_path):
+    """A parabola sampled unevenly has one acceleration, and its cubic spline keeps it."""
+    t = np.sort(np.random.default_rng(0).uniform(0, 2, 30))
+    (tmp_path / "a.csv").write_text("\n".join(["t,x", *(f"{float(a)!r},{float(a * a)!r}" for a in t)]))
+    assert command("check", "a.csv", "--amax", "2.001", cwd=tmp_path).returncode == 0
+    found = json.loads(command("check", "a.csv", "--amax", "1.9", "--json", cwd=tmp_path).stdout)
+    assert found["violations"][0]["value"] == pytest.approx(2, abs=1e-3)
+    assert command("fit", "a.csv", "--repr", "cubic", "--rate", "50", "-o", "b.csv", cwd=tmp_path).returncode == 0
+    rows = list(csv.DictReader((tmp_path / "b.csv").open()))
+    np.testing.assert_allclose([float(r["dd_x"]) for r in rows[5:-5]], 2, atol=1e-2)  # its ends are clamped
+
+
 def test_fit_resample_smoothness_check_train_and_eval(tmp_path):
     t = np.arange(41) / 20
     lines = ["t,x,grip", *(f"{a},{np.sin(2 * a)},{float(a > 1)}" for a in t)]
@@ -345,7 +374,7 @@ def test_fit_resample_smoothness_check_train_and_eval(tmp_path):
     assert max(abs(float(r["x"]) - np.sin(2 * float(r["t"]))) for r in rows) < 0.02
     assert {r["grip"] for r in rows} == {"0", "1"}
     assert json.loads(done.stdout)["residual_rmse"] < 0.01
-    for name in ("B-spline", "DCT", "cubic", "ProDMP", "Fourier", "waypoints"):
+    for name in ("bspline", "dct", "cubic", "prodmp", "Fourier", "waypoints"):
         assert command("fit", "a.csv", "--repr", name, cwd=tmp_path).returncode == 0
     given = episodes(3, (30, 25, 40))
     write_lerobot(tmp_path / "set", given, 20)

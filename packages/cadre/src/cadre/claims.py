@@ -462,7 +462,7 @@ def measure_wind(run: Run) -> Outcome:
     with figure(10, 3.2) as (drawing, ax):
         fit.graph_.named(climate.names, climate.coords).plot_map(ax, land=_land(), wind=(wind_u, wind_v))
         ax.set_title(
-            f"OSTIA sea surface temperature, {int(fit.graph_.adjacency.sum())} edges (red +, blue -), wind in green; "
+            f"OSTIA sea surface temperature, {int(fit.graph_.adjacency.sum())} edges (orange +, blue -), wind in green; "
             f"WTPR {test.value:.2f}, p = {test.p_value:.2f}",
             fontsize=9,
         )
@@ -505,7 +505,7 @@ def _colorado_lengths(run: Run) -> tuple[str, dict[str, float]]:
     p_value = (1 + int((null <= value).sum())) / (1 + len(null))
     with figure(6, 4.5) as (drawing, ax):
         fit.graph_.named([stations.names[i] for i in chosen], coords).plot_map(ax)
-        ax.set_title(f"Colorado monthly maximum temperature, {count} edges (red +, blue -)", fontsize=9)
+        ax.set_title(f"Colorado monthly maximum temperature, {count} edges (orange +, blue -)", fontsize=9)
         save(drawing, run.out / "colorado")
     words = f"Colorado: {count} edges of {value:.0f} km on average (random pairs {np.median(null):.0f} km, "
     words += f"p = {p_value:.3f})"

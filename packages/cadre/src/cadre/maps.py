@@ -72,7 +72,7 @@ def draw_graph_map(
     Args:
         ax: axes.
         coords: latitude, longitude, (d, 2).
-        weights: signed, (d, d), 0 is no edge: red raises, blue lowers.
+        weights: signed, (d, d), 0 is no edge: orange raises, blue lowers.
         land: (lat, lon, bool mask) of a grid, drawn in grey.
         wind: eastward and northward wind at the places, drawn as thin green arrows.
     """

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from scipy.interpolate import CubicSpline
 
 from niaf import bench as benchmarks
 from niaf import plots, study
@@ -32,7 +33,7 @@ from niaf.impedance import unit_quaternions_in, unwrap_angles, wrapped_channels
 from niaf.metrics import offgrid_error, sampled_smoothness, smoothness
 from niaf.policy import NIAFPolicy
 from niaf.recipes import commands, write_recipe
-from niaf.resample import check_kind, displacement, interpolant
+from niaf.resample import check_kind, displacement
 from niaf.training import TrainOptions, config_for, split_rows
 from niaf.training import evaluate as evaluate_policy
 from niaf.training import train as train_policy
@@ -57,7 +58,7 @@ Quaternion = Annotated[
         help="First channel of each unit quaternion (four channels), numbers with commas: sign flips are removed.",
     ),
 ]
-REPRESENTATIONS = ("field", "waypoints", "B-spline", "DCT", "Fourier", "ProDMP", "cubic")
+REPRESENTATIONS: tuple[str, ...] = ("field", "waypoints", "B-spline", "DCT", "Fourier", "ProDMP", "cubic")
 
 
 def _print_json(value: Any) -> None:
@@ -162,7 +163,7 @@ def _represent(name: str, t: np.ndarray, x: np.ndarray, options: FitOptions) -> 
     if name == "field":
         return fit_field(t, x, None, options)
     uniform = np.linspace(t[0], t[-1], len(t))
-    even = np.stack([np.interp(uniform, t, c) for c in x.T], 1) if np.abs(uniform - t).max() > 1e-6 else x
+    even = CubicSpline(t, x)(uniform) if np.abs(uniform - t).max() > 1e-6 else x
     (found,) = study.basis_trajectories(name, even[None], t[-1] - t[0])
     return found.starting_at(float(t[0]))
 
@@ -186,8 +187,10 @@ def fit(
 
     With --kind delta the running sum of the increments is fitted and written.
     """
-    if representation not in REPRESENTATIONS:
+    spelled = {name.lower().replace("-", ""): name for name in REPRESENTATIONS}
+    if representation.lower().replace("-", "") not in spelled:
         raise InputError(f"--repr must be one of {', '.join(REPRESENTATIONS)}, got {representation!r}")
+    representation = spelled[representation.lower().replace("-", "")]
     check_kind(kind)
     if not rate > 0:
         raise InputError(f"--rate must be positive, got {rate}")
@@ -396,17 +399,18 @@ def resample(
 def smoothness_table(
     dataset: Annotated[Path, typer.Argument(help="LeRobot folder.")],
     kind: Kind = "absolute",
+    gripper: Gripper = "",
     top: Annotated[int, typer.Option("--top", min=1, help="Episodes to show.")] = 10,
     as_json: Json = False,
 ) -> None:
-    """How smooth each episode's actions are, the roughest first. Increments are summed before."""
+    """How smooth each episode's actions are, the roughest first. Increments are summed before; grippers left out."""
     check_kind(kind)
-    reader = LeRobotReader(dataset)
+    reader, held = LeRobotReader(dataset), _numbers(gripper, "--gripper")
     rows = []
     with progress_bar() as progress:
         for i in progress(range(len(reader.episodes)), label="episodes"):
             action = reader.episode(i, ["action"])["action"]
-            action = action.reshape(len(action), -1).astype(float)
+            action = _without(action.reshape(len(action), -1).astype(float), held)
             action = displacement(action) if kind == "delta" else action
             rows.append(
                 {"episode": reader.episodes[i].index, "frames": len(action), **sampled_smoothness(action, reader.fps)}
@@ -431,11 +435,13 @@ def check(
     amax: Annotated[float | None, typer.Option("--amax", help="Limit on |acceleration|, unit/s².")] = None,
     jmax: Annotated[float | None, typer.Option("--jmax", help="Limit on |jerk|, unit/s³.")] = None,
     kind: Kind = "absolute",
+    gripper: Gripper = "",
     as_json: Json = False,
 ) -> None:
     """Check a chunk against limits over its whole course, between the samples too. Exit code 1 where one is exceeded.
 
-    The chunk is taken as the cubic spline through its samples (of the running sum, for increments).
+    The chunk is taken as the cubic spline through its samples at their times (of the running sum, for increments).
+    Channels are counted without the grippers, which are not checked.
     """
     limits = Limits(vmax, amax, jmax)
     if not limits.items():
@@ -443,7 +449,7 @@ def check(
     check_kind(kind)
     if not (np.isfinite(fps) and fps > 0):
         raise InputError(f"--fps must be positive, got {fps}")
-    motion = _chunk_motion(chunk, fps, kind)
+    motion = _chunk_motion(chunk, fps, kind, _numbers(gripper, "--gripper"))
     found = motion.check(limits)
     factor = motion.time_scale(vmax, amax, jmax)
     if as_json:
@@ -456,17 +462,25 @@ def check(
         raise typer.Exit(1)
 
 
+def _without(values: np.ndarray, held: list[int]) -> np.ndarray:
+    """Channels [K, d] without the grippers, whose states are neither smooth nor to be summed."""
+    if any(not 0 <= i < values.shape[1] for i in held):
+        raise InputError(f"channels lie in 0 to {values.shape[1] - 1}, got {held}")
+    if held and len(set(held)) == values.shape[1]:
+        raise InputError("every channel is a gripper: there is nothing to look at")
+    return np.delete(values, held, axis=1)
+
+
 class _SplineMotion(Motion):
-    def __init__(self, values: np.ndarray, fps: float, t0: float) -> None:
-        self.spline, self.t0, self.duration = interpolant(values, fps), t0, (len(values) - 1) / fps
+    def __init__(self, t: np.ndarray, values: np.ndarray) -> None:
+        self.spline, self.t0, self.duration = CubicSpline(t - t[0], values), float(t[0]), float(t[-1] - t[0])
         self.max_order = 3
 
     def _derivatives(self, t: np.ndarray, order: int) -> tuple[np.ndarray, ...]:
         return tuple(self.spline(t - self.t0, n) for n in range(order + 1))
 
 
-def _chunk_motion(path: Path, fps: float, kind: str) -> Motion:
-    t0 = 0.0
+def _chunk_motion(path: Path, fps: float, kind: str, held: list[int]) -> Motion:
     if path.suffix == ".npy":
         try:
             values = np.load(path, allow_pickle=False)
@@ -480,11 +494,14 @@ def _chunk_motion(path: Path, fps: float, kind: str) -> Motion:
             )
         if not np.isfinite(values).all():
             raise InputError(f"{path}, row {int(np.argmin(np.isfinite(values).all(1)))}: a value is not finite")
+        t = np.arange(len(values)) / fps
     else:
         with _plain_warnings():
             t, values, _ = read_csv(path)
-        fps, t0 = (len(t) - 1) / (t[-1] - t[0]), float(t[0])
-    return _SplineMotion(displacement(values) if kind == "delta" else values, fps, t0)
+    values = _without(values, held)
+    if kind == "delta":  # each increment ends where the next begins; the last takes the mean time
+        return _SplineMotion(np.append(t, t[-1] + (t[-1] - t[0]) / (len(t) - 1)), displacement(values))
+    return _SplineMotion(t, values)
 
 
 @app.command()
