@@ -159,3 +159,54 @@ def convert(
         model = LatentGuidedRefiner(residual=False, refiner_latents="official")
     load_official(model, checkpoint).save_pretrained(out)
     print(f"written: {out}")
+
+
+@app.command()
+def evaluate(
+    generated: Annotated[Path, typer.Argument(help="Folder of generated images, or an .npz with arr_0.")],
+    reference: Annotated[Path, typer.Argument(help="Folder of real images, or ADM's .npz (images, statistics).")],
+    metrics: Annotated[
+        str, typer.Option("--metrics", help="Of fd_dino,kid_dino,prc and, with Inception's weights, fid,sfid,isc.")
+    ] = "",
+    vfm: Vfm = PACKAGED,
+    size: Annotated[int | None, typer.Option("--size", min=8, help="Crop both to this side first.")] = None,
+    inception_weights: Annotated[
+        Path | None, typer.Option("--inception-weights", help="torch-fidelity's Inception-v3 (.pth).")
+    ] = None,
+    allow_download: Annotated[
+        bool, typer.Option("--allow-download", help="Let torch-fidelity fetch Inception's weights.")
+    ] = False,
+    resamples: Annotated[int, typer.Option("--resamples", min=1, help="Bootstrap samples.")] = 100,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Distances of generated to real images, in DINOv2's features (offline) and in Inception's, with 95 % intervals."""
+    from repack_dit import metrics as measures
+
+    with_inception = inception_weights is not None or allow_download
+    offline = tuple(m for m in measures.METRICS if with_inception or m not in measures.INCEPTION)
+    wanted = tuple(m.strip() for m in metrics.split(",")) if metrics else offline
+    unknown = [m for m in wanted if m not in measures.METRICS]
+    if unknown:
+        raise InputError(f"metrics are {', '.join(measures.METRICS)}, got {', '.join(unknown)}")
+    needs_inception = set(wanted) & set(measures.INCEPTION)
+    model = measures.load_inception(inception_weights, allow_download=allow_download) if needs_inception else None
+    first, second = (measures.read_image_set(path, size) for path in (generated, reference))
+    side = first.pixels.shape[1] if len(first.pixels) else 8
+    vision = load_vfm(vfm, min(16, max(1, side // 8))) if set(wanted) - set(measures.INCEPTION) else None
+    found: dict[str, Any] = {"generated": len(first.pixels), "reference": len(second.pixels)}
+    scores = measures.evaluate(
+        first,
+        second,
+        rng=Streams(seed).numpy("evaluate"),
+        metrics=wanted,
+        vision=vision,
+        inception=model,
+        resamples=resamples,
+    )
+    if vision is not None:
+        found["vision model"] = vision.source
+    found |= {name: value._asdict() if as_json else str(value) for name, value in scores.items()}
+    if len(first.pixels) < 2048 and set(wanted) & {"fd_dino", "fid", "sfid"}:
+        found["note"] = "Frechet distances of fewer than 2,048 images are biased upwards; compare at equal numbers"
+    _show(found, as_json)
