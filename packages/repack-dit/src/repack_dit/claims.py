@@ -18,7 +18,14 @@ from repack_dit.metrics import frechet_distance, peak_signal_to_noise, pooled_rg
 from repack_dit.redundancy import analyze_features
 from repack_dit.refiner import LatentGuidedRefiner
 from repack_dit.spaces import PhotoData, fit_space, photo_data
-from repack_dit.training import TrainSettings, TransformerTraining, train_refiner
+from repack_dit.training import (
+    RefinerSettings,
+    RefinerTraining,
+    TensorLatents,
+    TensorTriplets,
+    TrainSettings,
+    TransformerTraining,
+)
 from repack_dit.transformer import RePackDiTTransformer2DModel, euler_sample
 
 SEEDS = 3
@@ -81,7 +88,7 @@ def _curve(kind: str, d: int, seed: int, index: int, checkpoints: tuple[int, ...
             num_classes=9,
         )
     training = TransformerTraining(
-        model, latents, labels, TrainSettings(steps=checkpoints[-1]), streams.torch("training")
+        model, TensorLatents(latents, labels), TrainSettings(steps=checkpoints[-1]), seed=streams.integer("training")
     )
     reference = pooled_rgb(data.train)
     found, images = [], np.empty(0)
@@ -174,9 +181,8 @@ def measure_lr_drop(run: Run) -> Outcome:
                     num_classes=9,
                 )
             settings = TrainSettings(steps=steps, lr_step=step, lr_after=1e-3 if step is not None else 1e-4)
-            training = TransformerTraining(
-                model, latents, torch.from_numpy(data.train_labels), settings, streams.torch("training")
-            )
+            source = TensorLatents(latents, torch.from_numpy(data.train_labels))
+            training = TransformerTraining(model, source, settings, seed=streams.integer("training"))
             training.run(steps)
             means.append(float(np.mean(training.losses[drop:])))
         gains.append(means[0] - means[1])
@@ -208,16 +214,10 @@ def _refined(use_latents: bool, seed: int, index: int, steps: int, d: int, tiny:
             norm_num_groups=4,
             use_latents=use_latents,
         )
-    train_refiner(
-        refiner,
-        torch.from_numpy(data.train),
-        torch.from_numpy(space.decode(train)),
-        torch.from_numpy(train),
-        steps=steps,
-        batch=32,
-        generator=streams.torch("training"),
-        lr=2e-3,
-    )
+    triplets = TensorTriplets(*map(torch.from_numpy, (data.train, space.decode(train), train)))
+    settings = RefinerSettings(steps=steps, batch=32, lr=2e-3, ema=0, gan=0, perceptual=0)
+    RefinerTraining(refiner, triplets, settings, seed=streams.integer("training")).run()
+    refiner.eval()
     decoded = space.decode(held)
     with torch.no_grad():
         refined = refiner(torch.from_numpy(decoded), torch.from_numpy(held)).numpy()

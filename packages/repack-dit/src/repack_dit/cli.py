@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,12 +13,13 @@ import typer
 
 from papershelf import InputError, Streams
 from papershelf import cli as shelf
-from papershelf.reproduce import plain
-from repack_dit import plots
+from papershelf.reproduce import plain, progress_bar
+from repack_dit import plots, stages
 from repack_dit.claims import PAPER
 from repack_dit.convert import MAPS, load_official
 from repack_dit.data import load_images
 from repack_dit.packing import RePackAutoencoder
+from repack_dit.pipeline import RePackDiTPipeline
 from repack_dit.redundancy import analyze_features
 from repack_dit.refiner import LatentGuidedRefiner
 from repack_dit.spaces import extract_features, fit_space
@@ -210,3 +212,180 @@ def evaluate(
     if len(first.pixels) < 2048 and set(wanted) & {"fd_dino", "fid", "sfid"}:
         found["note"] = "Frechet distances of fewer than 2,048 images are biased upwards; compare at equal numbers"
     _show(found, as_json)
+
+
+# --- projects: pack, cache, train, refine, run, sample ------------------------------------------------------------
+
+Folder = Annotated[Path, typer.Argument(help="Project folder, made by pack or run.")]
+Home = Annotated[Path, typer.Option("--out", help="Project folder.")]
+PresetName = Annotated[str, typer.Option("--preset", help=f"Settings: {', '.join(stages.PRESETS)}.")]
+Config = Annotated[Path | None, typer.Option("--config", help="YAML file with settings over the preset's.")]
+Device = Annotated[str, typer.Option("--device", help="cpu, cuda or mps.")]
+Precision = Annotated[str, typer.Option("--precision", help="Of training: no, bf16 or fp16.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the project that is in the folder.")]
+ProjectVfm = Annotated[
+    str | None, typer.Option("--vfm", help=f"{PACKAGED}, random, a local folder, or a hub id.", show_default=False)
+]
+Trunk = Annotated[Path | None, typer.Option("--lpips-trunk", help="VGG-16, AlexNet or SqueezeNet weights for LPIPS.")]
+Watson = Annotated[Path | None, typer.Option("--watson", help="Trained parameters of the Watson-DFT distance.")]
+
+
+def _created(
+    data: str,
+    out: Path,
+    preset: str,
+    config: Path | None,
+    seed: int,
+    max_bad: int,
+    device: str,
+    precision: str,
+    resume: bool,
+    **overrides: Any,
+) -> stages.Project:
+    chosen = {name: str(value) if isinstance(value, Path) else value for name, value in overrides.items()}
+    settings = stages.load_preset(preset, config, **chosen)
+    stages.accelerator(device, precision)  # a device that is not there is told before anything is written
+    project = stages.create_project(out, data, settings, seed=seed, max_bad=max_bad, resume=resume)
+    project.device, project.precision = device, precision
+    return project
+
+
+def _stage(project: stages.Project, stage: Any, as_json: bool) -> None:
+    with progress_bar() as progress:
+        project.progress = progress
+        found = stage(project)
+    _show(found, as_json)
+
+
+@app.command()
+def pack(
+    data: Data = "photos",
+    out: Home = Path("repack-dit-project"),
+    preset: PresetName = "tiny",
+    config: Config = None,
+    vfm: ProjectVfm = None,
+    lpips_trunk: Trunk = None,
+    watson: Watson = None,
+    max_bad: MaxBad = 0,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    precision: Precision = "no",
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """Stage 1: make a project and train its autoencoder (packing convolution and decoder)."""
+    given = {"vfm": vfm, "lpips_trunk": lpips_trunk, "watson": watson}
+    project = _created(data, out, preset, config, seed, max_bad, device, precision, resume, **given)
+    _stage(project, stages.pack, as_json)
+
+
+def _opened(folder: Path, device: str, precision: str = "no") -> stages.Project:
+    stages.accelerator(device, precision)
+    project = stages.open_project(folder)
+    project.device, project.precision = device, precision
+    return project
+
+
+@app.command()
+def cache(folder: Folder, device: Device = "cpu", resume: Resume = True, as_json: Json = False) -> None:
+    """Latents of all training images and their mirror images, in shards; finished shards are kept."""
+    _stage(_opened(folder, device), stages.cache, as_json)
+
+
+@app.command()
+def train(
+    folder: Folder, device: Device = "cpu", precision: Precision = "no", resume: Resume = True, as_json: Json = False
+) -> None:
+    """Stage 2: train the transformer on the cache; goes on from its last checkpoint."""
+    _stage(_opened(folder, device, precision), stages.train, as_json)
+
+
+@app.command()
+def refine(
+    folder: Folder, device: Device = "cpu", precision: Precision = "no", resume: Resume = True, as_json: Json = False
+) -> None:
+    """Stage 3: train the refiner, and write the pipeline; goes on from its last checkpoint."""
+    _stage(_opened(folder, device, precision), stages.refine, as_json)
+
+
+@app.command()
+def run(
+    data: Data = "photos",
+    out: Home = Path("repack-dit-project"),
+    preset: PresetName = "tiny",
+    config: Config = None,
+    vfm: ProjectVfm = None,
+    lpips_trunk: Trunk = None,
+    watson: Watson = None,
+    max_bad: MaxBad = 0,
+    samples: Annotated[int, typer.Option("--samples", min=2, help="Pictures that the distances are of.")] = 540,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    precision: Precision = "no",
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """Everything: analysis, three stages, distances, and a grid of real, decoded, generated and refined pictures."""
+    given = {"vfm": vfm, "lpips_trunk": lpips_trunk, "watson": watson}
+    project = _created(data, out, preset, config, seed, max_bad, device, precision, resume, **given)
+    with progress_bar() as progress:
+        project.progress = progress
+        found = stages.run_all(project, samples)
+    if as_json:
+        _show(found, as_json)
+        return
+    for part, values in found.items():
+        print(f"{part}: {values}" if isinstance(values, str) else f"--- {part}")
+        if not isinstance(values, str):
+            _show(values, as_json)
+
+
+@app.command()
+def sample(
+    model: Annotated[Path, typer.Argument(help="Pipeline folder, or a project that holds one.")],
+    classes: Annotated[str, typer.Option("--classes", help="Labels, like 0,3,5; all of them by default.")] = "",
+    count: Annotated[int, typer.Option("--count", min=1, help="Pictures of each class.")] = 4,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the pictures.")] = Path("repack-dit-samples"),
+    grid: Annotated[bool, typer.Option("--grid", help="One sheet, a row a class, instead of single files.")] = False,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Evaluations of the transformer.")] = 50,
+    scale: Annotated[float, typer.Option("--guidance", help="Guidance scale; 1 is none.")] = 1.5,
+    interval: Annotated[tuple[float, float], typer.Option("--interval", help="Of t, 0 is noise.")] = (0.0, 1.0),
+    channels: Annotated[int | None, typer.Option("--channels", help="Guide the first ones only.")] = None,
+    no_refine: Annotated[bool, typer.Option("--no-refine", help="Leave the refiner out.")] = False,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Pictures of a trained pipeline, as PNG files."""
+    folder = model / "pipeline" if (model / stages.SETTINGS).is_file() else model
+    if not (folder / "model_index.json").is_file():
+        raise InputError(f"{folder} holds no pipeline; run 'repack-dit run' or 'refine' first")
+    pipeline = RePackDiTPipeline.from_pretrained(folder).to(device)
+    known = pipeline.transformer.config.num_classes
+    if classes and not known:
+        raise InputError("this model is unconditional and takes no --classes")
+    try:
+        labels = [int(word) for word in classes.split(",")] if classes else list(range(known))
+    except ValueError as error:
+        raise InputError(f"--classes expects numbers like 0,3,5, got {classes!r}") from error
+    pipeline.set_progress_bar_config(disable=not sys.stderr.isatty())
+    pixels = pipeline(
+        labels if known else None,
+        num_images=count,
+        num_inference_steps=steps,
+        guidance_scale=scale,
+        guidance_interval=interval,
+        guidance_channels=channels,
+        refine=not no_refine,
+        generator=Streams(seed).torch("sampling", device if device == "cuda" else "cpu"),
+        output_type="np",
+    ).images
+    out.mkdir(parents=True, exist_ok=True)
+    signed = pixels.transpose(0, 3, 1, 2) * 2 - 1
+    rows = [signed[i : i + count] for i in range(0, len(signed), count)]
+    if grid:
+        files = [plots.sheet(out / "grid.png", rows)]
+    else:
+        names = [f"{label}-{i}" for label in labels or ["picture"] for i in range(count)]
+        files = [plots.sheet(out / f"{n}.png", [x[None]], 1) for n, x in zip(names, signed, strict=True)]
+    _show({"pictures": len(signed), "files": [str(path) for path in files]}, as_json)

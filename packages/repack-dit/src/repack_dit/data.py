@@ -40,9 +40,10 @@ class Images:
     classes: tuple[str, ...]
     skipped: tuple[str, ...] = ()
 
-    def signed(self) -> np.ndarray:
-        """Pixels in [-1, 1], float32, (N, 3, H, W)."""
-        return np.ascontiguousarray(self.pixels.transpose(0, 3, 1, 2), dtype=np.float32) / 127.5 - 1
+    def signed(self, indices: np.ndarray | None = None) -> np.ndarray:
+        """Pixels in [-1, 1], float32, (n, 3, H, W), of these images or of all."""
+        pixels = self.pixels if indices is None else self.pixels[indices]
+        return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2), dtype=np.float32) / 127.5 - 1
 
 
 def photographs() -> dict[str, np.ndarray]:
@@ -157,6 +158,70 @@ def image_folder(folder: Path, size: int, *, max_bad: int = 0, multiple: int = 8
     if not pixels:
         raise InputError(f"no image under {folder} could be read: {'; '.join(bad)}")
     return Images(np.array(pixels), np.array(labels, dtype=np.int64), classes, tuple(bad))
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """Labelled images that are read when asked for, for folders larger than memory.
+
+    Attributes:
+        files: paths.
+        size: side after ADM's centre crop.
+        labels: int64, (N,).
+        classes: name of each label.
+        skipped: files that could not be read.
+    """
+
+    files: tuple[Path, ...]
+    size: int
+    labels: np.ndarray
+    classes: tuple[str, ...]
+    skipped: tuple[str, ...] = ()
+
+    def signed(self, indices: np.ndarray | None = None) -> np.ndarray:
+        """Pixels in [-1, 1], float32, (n, 3, H, W), of these images or of all, decoded by eight threads.
+
+        Raises:
+            InputError: naming a file that has become unreadable.
+        """
+        from concurrent.futures import ThreadPoolExecutor
+
+        rows = range(len(self.files)) if indices is None else [int(i) for i in indices]
+        with ThreadPoolExecutor(8) as pool:
+            pixels = np.stack(list(pool.map(self._read, rows)))
+        return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2), dtype=np.float32) / 127.5 - 1
+
+    def _read(self, row: int) -> np.ndarray:
+        try:
+            with Image.open(self.files[row]) as image:
+                return centre_crop(image, self.size)
+        except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
+            raise InputError(f"unreadable image {self.files[row]} ({error})") from error
+
+
+def image_files(folder: Path, size: int, *, max_bad: int = 0, multiple: int = 8) -> ImageFiles:
+    """Like :func:`image_folder`, without holding the pixels: headers are checked now, pixels are read later."""
+    _checked_size(size, multiple)
+    found = sorted(p for p in Path(folder).rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+    if not found:
+        raise InputError(f"{folder} holds no image ({', '.join(SUFFIXES)})")
+    good, bad = [], []
+    for path in found:
+        try:
+            with Image.open(path) as image:
+                image.verify()
+            good.append(path)
+        except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
+            bad.append(f"{path.relative_to(folder)} ({error})")
+            if len(bad) > max_bad:
+                raise InputError(f"unreadable image {'; '.join(bad)}; --max-bad allows {max_bad}") from error
+    if not good:
+        raise InputError(f"no image under {folder} could be read: {'; '.join(bad)}")
+    parts = [path.relative_to(folder).parts for path in good]
+    names = [part[0] if len(part) > 1 else "" for part in parts]
+    classes = tuple(sorted(set(names)))
+    labels = np.array([classes.index(name) for name in names], dtype=np.int64)
+    return ImageFiles(tuple(good), size, labels, classes, tuple(bad))
 
 
 def load_images(data: str, size: int, rng: np.random.Generator, *, max_bad: int = 0) -> tuple[Images, Images]:

@@ -116,7 +116,7 @@ def _encode_shard(
                 raise InputError(f"the autoencoder gives latents that are not finite for images {rows[start]} and on")
             parts[view].append(z.to(DTYPES[plan.dtype]))
     names = {"plain": "latents", "flip": "latents_flip"}
-    tensors = {names[view]: torch.cat(found) for view, found in parts.items()}
+    tensors = {names[view]: torch.cat(found).contiguous() for view, found in parts.items()}
     return {**tensors, "labels": torch.from_numpy(np.asarray(images.labels[rows], dtype=np.int64))}
 
 
@@ -178,7 +178,9 @@ class LatentCache:
             self.index: dict[str, Any] = json.loads((self.folder / INDEX).read_text())
             shards, self.fingerprint = self.index["shards"], str(self.index["fingerprint"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{self.folder} holds no finished latent cache ({error}); run 'repack-dit cache'") from error
+            raise InputError(
+                f"{self.folder} holds no finished latent cache ({error}); run 'repack-dit cache'"
+            ) from error
         self.views, self.classes = tuple(self.index["views"]), tuple(self.index["classes"])
         self._size = int(self.index["shard_size"])
         self._shards = [self._open(shard) for shard in shards]
@@ -232,7 +234,8 @@ class LatentCache:
     @property
     def shape(self) -> tuple[int, int, int]:
         """(d, h, w)."""
-        return tuple(self._shards[0]["latents"].shape[1:])  # ty: ignore[invalid-return-type]
+        d, h, w = self._shards[0]["latents"].shape[1:]
+        return d, h, w
 
     def __len__(self) -> int:
         return len(self.labels)

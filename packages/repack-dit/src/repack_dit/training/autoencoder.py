@@ -88,7 +88,7 @@ class FeaturedImages:
         return len(self.images.labels)
 
     def take(self, indices: Tensor, flips: Tensor, autoencoder: RePackAutoencoder) -> tuple[Tensor, Tensor]:
-        """Images (n, 3, H, W) in [-1, 1], mirrored where asked for, and features (n, C, h, w), on the model's device."""
+        """Images (n, 3, H, W), mirrored where asked for, and their features (n, C, h, w), on the model's device."""
         device = autoencoder.pack_conv.weight.device
         x = torch.from_numpy(self.images.signed(indices.numpy()))
         x = torch.where(flips.view(-1, 1, 1, 1), x.flip(-1), x).to(device)
@@ -160,7 +160,10 @@ class AutoencoderTraining(Training):
                 modules["discriminator"] = patch_discriminator(s.gan_channels)
         self.prepare(
             modules,
-            {name: torch.optim.Adam(m.parameters(), lr=s.lr, betas=s.betas, foreach=False) for name, m in modules.items()},
+            {
+                name: torch.optim.Adam(m.parameters(), lr=s.lr, betas=s.betas, foreach=False)
+                for name, m in modules.items()
+            },
         )
         self.average: Any
         autoencoder.vision = self.average.autoencoder.vision = vision

@@ -143,7 +143,10 @@ class RefinerTraining(Training):
                 modules["discriminator"] = patch_discriminator(s.gan_channels)
         self.prepare(
             modules,
-            {name: torch.optim.Adam(m.parameters(), lr=s.lr, betas=s.betas, foreach=False) for name, m in modules.items()},
+            {
+                name: torch.optim.Adam(m.parameters(), lr=s.lr, betas=s.betas, foreach=False)
+                for name, m in modules.items()
+            },
         )
 
     def update(self) -> dict[str, float]:
