@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
+from diffusers.utils import logging as diffusers_logging
 
 from papershelf import InputError, Streams
 from papershelf import cli as shelf
@@ -27,6 +28,7 @@ from repack_dit.transformer import PRESETS, RePackDiTTransformer2DModel
 from repack_dit.vision import PACKAGED, load_vfm
 
 app = shelf.app(PAPER)
+diffusers_logging.disable_progress_bar()  # one for every folder that is loaded
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Data = Annotated[str, typer.Argument(help="photos, digits, or a folder of images (sub-folders are classes).")]

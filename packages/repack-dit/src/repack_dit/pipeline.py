@@ -23,9 +23,9 @@ from repack_dit.vision import VisionFeatures, load_vfm
 
 OUTPUTS = ("pil", "np", "pt", "latent")
 COMPONENTS = {
-    "autoencoder": ("repack_dit", "RePackAutoencoder"),
-    "transformer": ("repack_dit", "RePackDiTTransformer2DModel"),
-    "refiner": ("repack_dit", "LatentGuidedRefiner"),
+    "autoencoder": ("repack_dit.packing", "RePackAutoencoder"),
+    "transformer": ("repack_dit.transformer", "RePackDiTTransformer2DModel"),
+    "refiner": ("repack_dit.refiner", "LatentGuidedRefiner"),
     "scheduler": ("diffusers", "FlowMatchEulerDiscreteScheduler"),
 }
 BUNDLED = "vfm"

@@ -25,7 +25,7 @@ from papershelf.paper import Progress, silent
 from papershelf.reproduce import plain
 from repack_dit import plots
 from repack_dit.data import ImageFiles, Images, image_files, load_images
-from repack_dit.latents import LatentCache
+from repack_dit.latents import INDEX, LatentCache
 from repack_dit.losses import PerceptualDistance, WatsonDFT
 from repack_dit.metrics import frechet_distance, kernel_distance, peak_signal_to_noise, pooled_rgb
 from repack_dit.packing import RePackAutoencoder
@@ -327,7 +327,7 @@ class Project:
         """The trained autoencoder with the cache's statistics, where there is a cache."""
         model = _load(RePackAutoencoder, self.folder / "autoencoder", "pack").to(self.device).eval()
         model.vision = self.vision
-        if (self.folder / "cache").is_dir():
+        if (self.folder / "cache" / INDEX).is_file():
             mean, std = self.cache().stats
             model.set_statistics(mean, std)
         return model
