@@ -58,6 +58,8 @@ def labelled_sheet(path: Path, rows: Mapping[str, np.ndarray], scale: int = 2) -
     """Named rows of images (n, 3, H, W) in [-1, 1] as one PNG, the names at the left."""
     with figure(9, 0.2 + 0.82 * len(rows)) as (drawing, axes):
         lines = [np.concatenate([_pixels(image, scale) for image in row], axis=1) for row in rows.values()]
+        widest = max(line.shape[1] for line in lines)
+        lines = [np.pad(x, ((0, 0), (0, widest - x.shape[1]), (0, 0)), constant_values=255) for x in lines]
         axes.imshow(np.concatenate(lines, axis=0), interpolation="nearest")
         height = lines[0].shape[0]
         axes.set_yticks([height * (i + 0.5) for i in range(len(rows))], list(rows))

@@ -175,7 +175,8 @@ class Training:
             self.losses.append(values["loss"])
             update_ema(self.average, next(iter(self.modules.values())), self.ema)
             self._log(values)
-            if self.folder and (self.step % self.save_every == 0 or self.step == self.steps):
+            kept = self.step % self.save_every == 0 or (self.keep_every and self.step % self.keep_every == 0)
+            if self.folder and (kept or self.step == self.steps):
                 self._keep()
 
     def _log(self, values: dict[str, float]) -> None:
