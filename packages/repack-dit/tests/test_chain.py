@@ -621,7 +621,7 @@ def test_run_makes_everything_and_tells_it(chain):
     assert found["train"]["images seen"] == 32
     assert found["train"]["epochs"] == pytest.approx(32 / 34)
     assert found["cache"]["latents"] == 34
-    assert np.isfinite(found["pictures"]["FD of vision features, refined"])
+    assert np.isfinite(found["pictures"]["fd_dino, refined"]).all()
     for name in ("grid", "latents", "refinement"):
         assert Path(found["pictures"][name]).stat().st_size > 1000
     assert json.loads((chain / "p" / "results.json").read_text())["pictures"]["samples"] == 20

@@ -6,8 +6,17 @@ import torch
 import torch.nn.functional as F
 
 from papershelf import InputError
+from repack_dit import (
+    RePackDiTTransformer2DModel,
+    euler_sample,
+    flow_matching_loss,
+    guided_velocity,
+    heun_sample,
+    sde_sample,
+)
 from repack_dit.convert import load_perceptual, load_watson
-from repack_dit.losses import PerceptualDistance, WatsonDFT
+from repack_dit.losses import PerceptualDistance, RepresentationAlignment, WatsonDFT
+from repack_dit.transformer import Block, dimension_shift, shifted_times, time_frequencies
 from repack_dit.vision import random_dinov2
 
 
@@ -129,3 +138,227 @@ def test_other_watson_checkpoints_are_refused(tmp_path):
     torch.save(state, tmp_path / "w.pth")
     with pytest.raises(InputError, match=r"expected lcr\.beta of shape \(\), got nothing"):
         load_watson(tmp_path / "w.pth")
+
+
+# --- the transformer's options -------------------------------------------------------------------------------------
+
+
+def build(seed=0, **options):
+    sizes = {
+        "sample_size": 4,
+        "in_channels": 3,
+        "num_layers": 2,
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "num_classes": 3,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = RePackDiTTransformer2DModel(**{**sizes, **options})
+        for p in model.parameters():
+            if p.requires_grad:
+                torch.nn.init.normal_(p, std=0.2)
+    return model.eval()
+
+
+@pytest.fixture
+def batch():
+    generator = torch.Generator().manual_seed(0)
+    return (
+        torch.randn(5, 3, 4, 4, generator=generator),
+        torch.rand(5, generator=generator),
+        torch.tensor([0, 1, 2, 3, 0]),
+    )
+
+
+def test_with_the_flags_off_a_block_is_sits():
+    torch.manual_seed(0)
+    block = Block(16, 2, swiglu=False, rms=False, qk_norm=False, mlp_ratio=4.0)
+    torch.nn.init.normal_(block.adaLN_modulation[1].weight, std=0.3)
+    x, c = torch.randn(3, 9, 16), torch.randn(3, 16)
+    shift1, scale1, gate1, shift2, scale2, gate2 = block.adaLN_modulation(c)[:, None].chunk(6, -1)
+    reference = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+    reference.load_state_dict(
+        {
+            "in_proj_weight": block.attn.qkv.weight,
+            "in_proj_bias": block.attn.qkv.bias,
+            "out_proj.weight": block.attn.proj.weight,
+            "out_proj.bias": block.attn.proj.bias,
+        }
+    )
+    h = F.layer_norm(x, (16,), eps=1e-6) * (1 + scale1) + shift1
+    y = x + gate1 * reference(h, h, h)[0]
+    h = F.layer_norm(y, (16,), eps=1e-6) * (1 + scale2) + shift2
+    y = y + gate2 * block.mlp[2](F.gelu(block.mlp[0](h), approximate="tanh"))
+    torch.testing.assert_close(block(x, c, None), y, atol=1e-5, rtol=1e-5)
+    sit = build(use_rope=False, use_swiglu=False, use_rmsnorm=False)
+    assert sit._angles(torch.device("cpu")) is None
+    assert not any(isinstance(m, torch.nn.RMSNorm) or "w12" in n for n, m in sit.named_modules())
+
+
+def test_time_scale_multiplies_the_time(batch):
+    z, t, labels = batch
+    plain, scaled = build(), build(time_scale=1000.0)
+    seen = {}
+    for name, model in (("plain", plain), ("scaled", scaled)):
+        model.t_embedder.mlp[0].register_forward_pre_hook(lambda _m, x, name=name: seen.__setitem__(name, x[0]))
+        model(z, t, labels)
+    torch.testing.assert_close(seen["scaled"], time_frequencies(1000 * t))
+    assert not torch.allclose(seen["plain"], seen["scaled"])
+
+
+def test_the_wide_head_conditions_each_token_on_the_backbone(batch):
+    z, t, labels = batch
+    model = build(head_width=64, head_heads=4, head_layers=1)
+    found = model(z, t, labels).sample
+    time = model.t_embedder(t)
+    s = model.x_embedder.proj(z).flatten(2).transpose(1, 2) + model.pos_embed
+    for block in model.blocks:
+        s = block(s, time + model.y_embedder.embedding_table(labels), model._angles(s.device))
+    condition = model.head.condition(F.silu(time[:, None] + s))
+    x = model.head.x_embedder.proj(z).flatten(2).transpose(1, 2)
+    # token by token: as if every token's condition were the whole image's
+    rotation, block = model._angles(x.device, 64, 4), model.head.blocks[0]
+    y = torch.stack([block(x, condition[:, i], rotation)[:, i] for i in range(16)], 1)
+    alone = torch.stack([block(x[:, :1], condition[:, 0], None)])
+    assert alone.shape == (1, 5, 1, 64)
+    # attention mixes tokens that were modulated by their own conditions, so that only the MLP path is separable
+    assert not torch.allclose(block(x, condition, rotation), y)
+    same = condition[:, :1].expand(-1, 16, -1)
+    torch.testing.assert_close(block(x, same, rotation), block(x, condition[:, 0], rotation), atol=1e-5, rtol=1e-5)
+    out = model.final_layer(block(x, condition, rotation), condition)
+    torch.testing.assert_close(found, out.view(5, 4, 4, 3).permute(0, 3, 1, 2), atol=1e-4, rtol=1e-4)
+
+
+def test_a_fresh_wide_head_is_the_identity_with_velocity_zero(batch, tmp_path):
+    z, t, labels = batch
+    model = RePackDiTTransformer2DModel(
+        sample_size=4, in_channels=3, num_layers=1, hidden_size=32, num_attention_heads=2, num_classes=3, head_width=64
+    )
+    assert not model(z, t, labels).sample.any()
+    x, c = torch.randn(2, 16, 64), torch.randn(2, 16, 64)
+    assert torch.equal(model.head.blocks[1](x, c, model._angles(x.device, 64, 16)), x)
+    built = build(head_width=64)
+    built.save_pretrained(tmp_path)
+    again = RePackDiTTransformer2DModel.from_pretrained(tmp_path)
+    torch.testing.assert_close(again(z, t, labels).sample, built(z, t, labels).sample)
+    with pytest.raises(ValueError, match="head width 60 over 16 heads"):
+        build(head_width=60)
+
+
+def test_alignment_adds_half_the_mean_of_one_minus_the_cosine(batch):
+    z, _, labels = batch
+    model = build().requires_grad_(True)
+    torch.manual_seed(0)
+    alignment = RepresentationAlignment(model, 7, layer=2, hidden=8)
+    features = torch.randn(5, 7, 4, 4)
+    captured = []
+    model.blocks[1].register_forward_hook(lambda _m, _i, out: captured.append(out))
+
+    def loss(**more):
+        return flow_matching_loss(model, z, labels, generator=torch.Generator().manual_seed(0), **more)
+
+    both, plain = loss(alignment=alignment, features=features), loss()
+    projected = alignment.projector(captured[0]).transpose(1, 2).reshape(5, 7, 4, 4)
+    expected = 0.5 * (1 - F.cosine_similarity(projected, features, dim=1)).mean()
+    torch.testing.assert_close(both - plain, expected, atol=1e-5, rtol=1e-4)
+    both.backward()
+    assert model.blocks[1].mlp.w3.weight.grad.any()
+    assert alignment.projector[0].weight.grad.any()
+    with pytest.raises(ValueError, match="between 1 and 2, got 8"):
+        RepresentationAlignment(model, 7)
+    with pytest.raises(ValueError, match="got one of them"):
+        loss(alignment=alignment)
+    with pytest.raises(ValueError, match="features of 16 positions"):
+        loss(alignment=alignment, features=features[..., :2])
+
+
+def test_shifted_training_times_are_shifted_sampling_times(batch):
+    """The dimension's shift moves the logits by its logarithm: the law of t' = s t / (1 + (s - 1) t)."""
+    z, *_ = batch
+    assert dimension_shift(32, 16, 16) == pytest.approx(2**0.5)
+    assert dimension_shift(4, 32, 32) == 1
+    seen = []
+
+    def model(noisy, t, labels, return_dict):
+        seen.append(t)
+        return (torch.zeros_like(noisy),)
+
+    s = 1 / dimension_shift(768, 16, 16)
+    for shift in (1.0, s):
+        flow_matching_loss(model, z, None, generator=torch.Generator().manual_seed(0), shift=shift)
+    torch.testing.assert_close(seen[1], s * seen[0] / (1 + (s - 1) * seen[0]))
+    middle = shifted_times(3, s)[1]
+    assert float(middle) == pytest.approx(s * 0.5 / (1 + (s - 1) * 0.5))
+
+
+# --- samplers ------------------------------------------------------------------------------------------------------
+
+
+def linear(z, t, labels, return_dict):
+    """dz/dt = (1 - t) z, so that z(1) = z(0) exp(1/2)."""
+    return ((1 - t).view(-1, 1, 1, 1) * z,)
+
+
+def test_heun_is_of_order_two_and_euler_of_order_one():
+    start = torch.ones(1, 1, 1, 1, dtype=torch.float64)
+    orders = {}
+    for sampler in (euler_sample, heun_sample):
+        errors = [abs(float(sampler(linear, start, None, points=n + 1)) - np.exp(0.5)) for n in (16, 32)]
+        orders[sampler.__name__] = np.log2(errors[0] / errors[1])
+    assert orders["euler_sample"] == pytest.approx(1, abs=0.1)
+    assert orders["heun_sample"] == pytest.approx(2, abs=0.1)
+
+
+M, S = 0.7, 0.4
+
+
+def gaussian(z, t, labels, return_dict):
+    """Exact mean velocity for data N(M, S^2)."""
+    t = t.view(-1, 1, 1, 1)
+    variance = t**2 * S**2 + (1 - t) ** 2
+    return (M + (t * S**2 - (1 - t)) / variance * (z - t * M),)
+
+
+@pytest.mark.parametrize("diffusion", [1.0, 4.0])
+def test_the_stochastic_sampler_keeps_the_gaussian_marginals(diffusion):
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(20_000, 1, 1, 1, generator=generator)
+    halfway = []
+
+    def watched(z, t, labels, return_dict):
+        if abs(float(t[0]) - 0.5) < 1e-6:
+            halfway.append(z)
+        return gaussian(z, t, labels, return_dict)
+
+    found = sde_sample(watched, noise, None, generator=generator, points=201, diffusion=diffusion)
+    assert float(found.mean()) == pytest.approx(M, abs=0.015)
+    assert float(found.std()) == pytest.approx(S, abs=0.01)
+    assert float(halfway[0].mean()) == pytest.approx(0.5 * M, abs=0.02)
+    assert float(halfway[0].std()) == pytest.approx((0.25 * S**2 + 0.25) ** 0.5, abs=0.02)
+    # it does not follow the deterministic path
+    assert np.corrcoef(found.flatten(), euler_sample(gaussian, noise, None, points=201).flatten())[0, 1] < 0.9
+
+
+def test_without_diffusion_the_stochastic_sampler_is_eulers():
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(4, 1, 2, 2, generator=generator)
+    found = sde_sample(gaussian, noise, None, generator=generator, points=11, shift=0.3, diffusion=0.0)
+    assert torch.equal(found, euler_sample(gaussian, noise, None, points=11, shift=0.3))
+    with pytest.raises(ValueError, match="diffusion must be >= 0"):
+        sde_sample(gaussian, noise, None, generator=generator, diffusion=-1.0)
+
+
+def test_autoguidance_extrapolates_from_the_weak_model(batch):
+    z, _, labels = batch
+    model, weak = build(), build(seed=1, num_layers=1)
+    with torch.no_grad():
+        strong_v, weak_v = (m(z, torch.full((5,), 0.3), labels).sample for m in (model, weak))
+        found = guided_velocity(model, z, 0.3, labels, scale=2.5, weak=weak)
+        torch.testing.assert_close(found, weak_v + 2.5 * (strong_v - weak_v))
+        outside = guided_velocity(model, z, 0.3, labels, scale=2.5, weak=weak, interval=(0.5, 1.0))
+        torch.testing.assert_close(outside, strong_v)
+    unlabelled = guided_velocity(linear, z, 0.3, None, scale=3.0, weak=gaussian)
+    time = torch.full((5,), 0.3)
+    a, b = linear(z, time, None, False)[0], gaussian(z, time, None, False)[0]
+    torch.testing.assert_close(unlabelled, b + 3 * (a - b))

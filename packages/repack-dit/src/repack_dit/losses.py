@@ -306,6 +306,36 @@ def velocity_loss(velocity: Tensor, target: Tensor, cosine_weight: float = 1.0) 
     return squared + cosine_weight * (1 - F.cosine_similarity(velocity, target, dim=1)).mean()
 
 
+class RepresentationAlignment(nn.Module):
+    """REPA (Yu et al. 2025): a block's tokens, projected by an MLP, should point where the vision features point.
+
+    Args:
+        model: transformer with ``blocks`` and ``config.hidden_size``; its parameters are not part of this module.
+        channels: of the vision features.
+        layer: block whose output is aligned, 1 being the first.
+        hidden: width of the projector.
+
+    Raises:
+        ValueError: if there is no such block.
+    """
+
+    def __init__(self, model: Any, channels: int, layer: int = 8, hidden: int = 2048) -> None:
+        super().__init__()
+        if not 1 <= layer <= len(model.blocks):
+            raise ValueError(f"layer must lie between 1 and {len(model.blocks)}, got {layer}")
+        self.layer, width = layer, model.config.hidden_size
+        self.projector = nn.Sequential(
+            nn.Linear(width, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, channels)
+        )
+
+    def forward(self, tokens: Tensor, features: Tensor) -> Tensor:
+        """``mean (1 - cos)`` of tokens (B, N, width) and features (B, C, h, w) with h w = N, row by row."""
+        expected = features.flatten(2).transpose(1, 2)
+        if expected.shape[:2] != tokens.shape[:2]:
+            raise ValueError(f"expected features of {tokens.shape[1]} positions, got {tuple(features.shape)}")
+        return (1 - F.cosine_similarity(self.projector(tokens), expected, dim=-1)).mean()
+
+
 def flow_matching_loss(
     model: Any,
     z: Tensor,
@@ -316,6 +346,10 @@ def flow_matching_loss(
     logit_mean: float = 0.0,
     logit_std: float = 1.0,
     label_dropout: float = 0.1,
+    shift: float = 1.0,
+    alignment: RepresentationAlignment | None = None,
+    features: Tensor | None = None,
+    alignment_weight: float = 0.5,
 ) -> Tensor:
     """Loss of the velocity at ``z_t = t z + (1 - t) e``, ``t = sigmoid(N(mean, std))``.
 
@@ -328,12 +362,27 @@ def flow_matching_loss(
         logit_mean: of the times' logits.
         logit_std: of the times' logits.
         label_dropout: rate at which labels become null.
+        shift: ``t' = s t / (1 + (s - 1) t)``, below 1 for more noise: 1 / ``dimension_shift(d, h, w)`` in RAE.
+        alignment: adds REPA's term; takes ``features``.
+        features: of the images, from the vision model, (B, C, h', w').
+        alignment_weight: of that term.
     """
+    if (alignment is None) != (features is None):
+        raise ValueError("REPA's alignment takes the module and the features, got one of them")
     device = generator.device
-    t = torch.sigmoid(logit_mean + logit_std * torch.randn(len(z), generator=generator, device=device)).to(z.device)
+    logits = logit_mean + math.log(shift) + logit_std * torch.randn(len(z), generator=generator, device=device)
+    t = torch.sigmoid(logits).to(z.device)
     noise = torch.randn(z.shape, generator=generator, device=device).to(z)
     if labels is not None and label_dropout:
         labels = drop_labels(labels, model.config.num_classes, label_dropout, generator)
     at = t.view(-1, 1, 1, 1).to(z.dtype)
-    velocity = model(at * z + (1 - at) * noise, t, labels, return_dict=False)[0]
-    return velocity_loss(velocity, z - noise, cosine_weight)
+    noisy = at * z + (1 - at) * noise
+    if alignment is None or features is None:
+        return velocity_loss(model(noisy, t, labels, return_dict=False)[0], z - noise, cosine_weight)
+    tokens: list[Tensor] = []
+    handle = model.blocks[alignment.layer - 1].register_forward_hook(lambda _module, _inputs, out: tokens.append(out))
+    try:
+        velocity = model(noisy, t, labels, return_dict=False)[0]
+    finally:
+        handle.remove()
+    return velocity_loss(velocity, z - noise, cosine_weight) + alignment_weight * alignment(tokens[0], features)

@@ -24,10 +24,10 @@ from papershelf.files import atomic_write, load_checkpoint, save_checkpoint
 from papershelf.paper import Progress, silent
 from papershelf.reproduce import plain
 from repack_dit import plots
-from repack_dit.data import ImageFiles, Images, image_files, load_images
+from repack_dit.data import ImageFiles, Images, open_images
 from repack_dit.latents import INDEX, LatentCache
 from repack_dit.losses import PerceptualDistance, WatsonDFT
-from repack_dit.metrics import frechet_distance, kernel_distance, peak_signal_to_noise, pooled_rgb
+from repack_dit.metrics import evaluate, frechet_distance, peak_signal_to_noise, pooled_rgb
 from repack_dit.packing import RePackAutoencoder
 from repack_dit.pipeline import OFFICIAL_SAMPLING, RePackDiTPipeline, Sampling, make_scheduler
 from repack_dit.redundancy import analyze_features
@@ -52,6 +52,7 @@ from repack_dit.vision import PACKAGED, VisionFeatures, load_vfm
 
 SETTINGS = "project.json"
 STAGES = ("pack", "cache", "train", "refine")
+MIN_SAMPLES = 50  # below which precision and recall by nearest neighbours say nothing
 IN_MEMORY_BYTES = 2 << 30  # of pixels, and of features, that are held rather than made again
 
 
@@ -246,18 +247,8 @@ class Project:
     @cached_property
     def images(self) -> tuple[Images | ImageFiles, Images | ImageFiles]:
         """Training and held-out images; files that exceed 2 GiB of pixels are read when needed."""
-        size, rng = self.preset.size, Streams(self.seed).numpy("data")
-        folder = Path(self.data)
-        if self.data not in ("photos", "digits") and folder.is_dir():
-            files = image_files(folder, size, max_bad=self.max_bad)
-            if len(files.files) * size * size * 3 > IN_MEMORY_BYTES:
-                held = np.arange(len(files.files)) % 6 == 5
-                parts = [
-                    replace(files, files=tuple(np.array(files.files, dtype=object)[m]), labels=files.labels[m])
-                    for m in (~held, held)
-                ]
-                return parts[0], parts[1]
-        train, held_out = load_images(self.data, size, rng, max_bad=self.max_bad)
+        rng = Streams(self.seed).numpy("data")
+        train, held_out = open_images(self.data, self.preset.size, rng, max_bad=self.max_bad, in_memory=IN_MEMORY_BYTES)
         if not len(held_out.labels):
             raise InputError(f"{self.data} holds {len(train.labels)} images; at least 6 are needed to hold one out")
         return train, held_out
@@ -577,10 +568,8 @@ def sample(project: Project, labels: np.ndarray, *, refine: bool = True, batch: 
     return np.concatenate(parts)
 
 
-@torch.no_grad()
-def _pooled(vision: VisionFeatures, images: np.ndarray, device: str) -> np.ndarray:
-    parts = [vision.pooled(torch.from_numpy(images[i : i + 64]).to(device)) for i in range(0, len(images), 64)]
-    return torch.cat(parts).cpu().numpy()
+def _bytes(images: np.ndarray) -> np.ndarray:
+    return ((images.transpose(0, 2, 3, 1).clip(-1, 1) + 1) * 127.5).round().astype(np.uint8)
 
 
 def judge(project: Project, samples: int = 540) -> dict[str, Any]:
@@ -598,12 +587,12 @@ def judge(project: Project, samples: int = 540) -> dict[str, Any]:
         sharpened = project.pipeline().refiner(decoded, autoencoder.normalize(z))
     held_pixels = x.cpu().numpy()
     found: dict[str, Any] = {"samples": len(real)}
-    reference = _pooled(project.vision, real, project.device)
+    scores = ("fd_dino", "kid_dino", "prc") if len(real) >= MIN_SAMPLES else ("fd_dino", "kid_dino")
     for name, pictures in (("generated", generated), ("refined", refined)):
-        features = _pooled(project.vision, pictures, project.device)
-        found[f"FD of vision features, {name}"] = frechet_distance(features, reference)
-        found[f"KID of vision features, {name}"] = kernel_distance(features, reference)
         found[f"FD of pooled RGB, {name}"] = frechet_distance(pooled_rgb(pictures), pooled_rgb(real))
+        rng, sets = Streams(project.seed).numpy("evaluate"), (_bytes(pictures), _bytes(real))
+        for metric, interval in evaluate(*sets, rng=rng, metrics=scores, vision=project.vision).items():
+            found[f"{metric}, {name}"] = list(interval)
     for name, pictures in (("decoded", decoded), ("refined", sharpened)):
         shown = pictures.cpu().numpy().clip(-1, 1)
         found[f"held-out PSNR {name}, dB"] = peak_signal_to_noise(shown, held_pixels)
