@@ -210,3 +210,84 @@ def evaluate(
     if len(first.pixels) < 2048 and set(wanted) & {"fd_dino", "fid", "sfid"}:
         found["note"] = "Frechet distances of fewer than 2,048 images are biased upwards; compare at equal numbers"
     _show(found, as_json)
+
+
+@app.command()
+def ablate(
+    data: Data = "photos",
+    spaces: Annotated[
+        str, typer.Option("--spaces", help="raw, rae, and pca-d, rrr-d, pixel-d, repack-d, vae-d, vavae-d.")
+    ] = "raw,pca-32,repack-8,repack-32,vae-32",
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds of every space.")] = 3,
+    checkpoints: Annotated[str, typer.Option("--checkpoints", help="Training steps at which to measure.")] = (
+        "100,200,300,500"
+    ),
+    samples: Annotated[int, typer.Option("--samples", min=50, help="Images a measurement.")] = 540,
+    autoencoder_steps: Annotated[
+        int, typer.Option("--autoencoder-steps", min=1, help="Training steps of the learned spaces.")
+    ] = 300,
+    vfm: Vfm = PACKAGED,
+    size: Size = 32,
+    max_bad: MaxBad = 0,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Parallel workers.")] = 1,
+    out: Out = Path("repack-dit-ablate"),
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Latent spaces under one transformer and trainer: distance of samples against images seen, as CSV and curves.
+
+    Finished cells are kept in the folder; the same command goes on where it stopped.
+    """
+    import csv
+    import io
+
+    from papershelf.files import atomic_write
+    from papershelf.reproduce import progress_bar
+    from papershelf.sweep import sweep
+    from repack_dit.ablation import ablation_cell
+    from repack_dit.spaces import parse_space
+    from repack_dit.training import TrainSettings
+
+    names = list(dict.fromkeys(name.strip() for name in spaces.split(",")))
+    for name in names:
+        parse_space(name)
+    words = checkpoints.split(",")
+    if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
+        raise InputError(f"checkpoints are steps >= 1 with commas between them, got {checkpoints!r}")
+    steps = tuple(sorted({int(word) for word in words}))
+    shared = {
+        "data": str(Path(data).resolve()) if Path(data).exists() else data,
+        "vfm": vfm,
+        "size": size,
+        "checkpoints": steps,
+        "samples": samples,
+        "autoencoder_steps": autoencoder_steps,
+        "max_bad": max_bad,
+    }
+    grid = [{"space": name, "seed": seed + i, **shared} for name in names for i in range(seeds)]
+    out.mkdir(parents=True, exist_ok=True)
+    with progress_bar() as progress:
+        cells = sweep(ablation_cell, grid, jobs=jobs, cache=out / "cells", progress=progress)
+    batch = TrainSettings().batch
+    measures = ("pooled RGB", "FD-DINOv2")
+    table = io.StringIO()
+    writer = csv.writer(table)
+    writer.writerow(["space", "channels", "seed", "step", "images_seen", "metric", "value", "psnr_db", "cka"])
+    for cell in cells:
+        for measure in measures:
+            for step, value in zip(steps, cell.value[measure], strict=True):
+                row = [cell.params["space"], cell.value["channels"], cell.params["seed"], step, step * batch, measure]
+                writer.writerow([*row, value, cell.value["psnr"], cell.value["cka"]])
+    atomic_write(out / "ablation.csv", table.getvalue())
+    found: dict[str, Any] = {"images seen": [step * batch for step in steps]}
+    for measure in measures:
+        rows = {n: np.array([c.value[measure] for c in cells if c.params["space"] == n]) for n in names}
+        file = out / measure.lower().replace(" ", "-")
+        plots.convergence(file, [s * batch for s in steps], rows, xlabel="images seen", ylabel=f"distance, {measure}")
+        found |= {f"{n}, {measure}": [float(f"{v:.4g}") for v in curve.mean(0)] for n, curve in rows.items()}
+    for name in names:
+        mine = [c.value for c in cells if c.params["space"] == name]
+        found[f"{name}, held-out PSNR, dB"] = float(np.mean([v["psnr"] for v in mine]))
+        found[f"{name}, CKA with the features"] = float(np.mean([v["cka"] for v in mine]))
+    found["table"] = str(out / "ablation.csv")
+    _show(found, as_json)
