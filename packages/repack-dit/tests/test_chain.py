@@ -684,6 +684,28 @@ def _run_project(folder: str, data: str, config: str) -> None:
         getattr(stages, stage)(project)
 
 
+def test_the_full_scale_recipe_names_commands_and_options_that_exist():
+    recipe = (Path(__file__).parents[1] / "recipes" / "full_scale.sh").read_text().replace("\\\n", " ")
+    lines = [line.split() for line in recipe.splitlines() if line.strip().startswith("repack-dit ")]
+    assert {words[1] for words in lines} == {"pack", "cache", "refine", "sample", "evaluate"}
+    for words in lines:
+        described = command(words[1], "--help")[1]
+        assert all(w in described for w in words if w.startswith("--")), words
+    assert all(w in command("sample", "--help")[1] for w in ("--count", "--guidance", "--channels", "--interval"))
+
+
+def test_full_scale_figures_are_judged_against_the_papers(tmp_path):
+    from papershelf import Run
+    from repack_dit.claims import PAPER
+
+    claim = PAPER.claim("R8")
+    for fid, refined, holds in ((1.85, 1.60, True), (1.85, 1.80, False)):
+        run = Run(seed=0, out=tmp_path, scale="full", options={"fid": fid, "refined": refined})
+        assert claim.measure(run).holds is holds
+    with pytest.raises(ValueError, match="--fid and --refined"):
+        claim.measure(Run(seed=0, out=tmp_path, scale="full", options={"fid": 0.0, "refined": 0.0}))
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_project_killed_in_every_stage_ends_with_the_same_weights(chain):
     folder = chain / "killed"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -216,6 +215,86 @@ def evaluate(
     _show(found, as_json)
 
 
+@app.command()
+def ablate(
+    data: Data = "photos",
+    spaces: Annotated[
+        str, typer.Option("--spaces", help="raw, rae, and pca-d, rrr-d, pixel-d, repack-d, vae-d, vavae-d.")
+    ] = "raw,pca-32,repack-8,repack-32,vae-32",
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds of every space.")] = 3,
+    checkpoints: Annotated[str, typer.Option("--checkpoints", help="Training steps at which to measure.")] = (
+        "100,200,300,500"
+    ),
+    samples: Annotated[int, typer.Option("--samples", min=50, help="Images a measurement.")] = 540,
+    autoencoder_steps: Annotated[
+        int, typer.Option("--autoencoder-steps", min=1, help="Training steps of the learned spaces.")
+    ] = 300,
+    vfm: Vfm = PACKAGED,
+    size: Size = 32,
+    max_bad: MaxBad = 0,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Parallel workers.")] = 1,
+    out: Out = Path("repack-dit-ablate"),
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Latent spaces under one transformer and trainer: distance of samples against images seen, as CSV and curves.
+
+    Finished cells are kept in the folder; the same command goes on where it stopped.
+    """
+    import csv
+    import io
+
+    from papershelf.files import atomic_write
+    from papershelf.sweep import sweep
+    from repack_dit.ablation import ablation_cell
+    from repack_dit.spaces import parse_space
+    from repack_dit.training import TrainSettings
+
+    names = list(dict.fromkeys(name.strip() for name in spaces.split(",")))
+    for name in names:
+        parse_space(name)
+    words = checkpoints.split(",")
+    if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
+        raise InputError(f"checkpoints are steps >= 1 with commas between them, got {checkpoints!r}")
+    steps = tuple(sorted({int(word) for word in words}))
+    shared = {
+        "data": str(Path(data).resolve()) if Path(data).exists() else data,
+        "vfm": vfm,
+        "size": size,
+        "checkpoints": steps,
+        "samples": samples,
+        "autoencoder_steps": autoencoder_steps,
+        "max_bad": max_bad,
+    }
+    grid = [{"space": name, "seed": seed + i, **shared} for name in names for i in range(seeds)]
+    out.mkdir(parents=True, exist_ok=True)
+    with progress_bar() as progress:
+        cells = sweep(ablation_cell, grid, jobs=jobs, cache=out / "cells", progress=progress)
+    batch = TrainSettings().batch
+    measures = ("pooled RGB", "FD-DINOv2")
+    table = io.StringIO()
+    writer = csv.writer(table)
+    writer.writerow(["space", "channels", "seed", "step", "images_seen", "metric", "value", "psnr_db", "cka"])
+    for cell in cells:
+        for measure in measures:
+            for step, value in zip(steps, cell.value[measure], strict=True):
+                row = [cell.params["space"], cell.value["channels"], cell.params["seed"], step, step * batch, measure]
+                writer.writerow([*row, value, cell.value["psnr"], cell.value["cka"]])
+    atomic_write(out / "ablation.csv", table.getvalue())
+    found: dict[str, Any] = {"images seen": [step * batch for step in steps]}
+    for measure in measures:
+        rows = {n: np.array([c.value[measure] for c in cells if c.params["space"] == n]) for n in names}
+        file = out / measure.lower().replace(" ", "-")
+        plots.convergence(file, [s * batch for s in steps], rows, xlabel="images seen", ylabel=f"distance, {measure}")
+        found |= {f"{n}, {measure}": [float(f"{v:.4g}") for v in curve.mean(0)] for n, curve in rows.items()}
+    for name in names:
+        mine = [c.value for c in cells if c.params["space"] == name]
+        found[f"{name}, held-out PSNR, dB"] = float(np.mean([v["psnr"] for v in mine]))
+        found[f"{name}, CKA with the features"] = float(np.mean([v["cka"] for v in mine]))
+    found["table"] = str(out / "ablation.csv")
+    _show(found, as_json)
+
+
 # --- projects: pack, cache, train, refine, run, sample ------------------------------------------------------------
 
 Folder = Annotated[Path, typer.Argument(help="Project folder, made by pack or run.")]
@@ -272,13 +351,20 @@ def pack(
     seed: Seed = 0,
     device: Device = "cpu",
     precision: Precision = "no",
+    no_train: Annotated[bool, typer.Option("--no-train", help="Make the project only; train by a launch.")] = False,
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """Stage 1: make a project and train its autoencoder (packing convolution and decoder)."""
+    """Stage 1: make a project and train its autoencoder (packing convolution and decoder).
+
+    On several GPUs: pack --no-train, then accelerate launch -m repack_dit.training PROJECT pack --device cuda.
+    """
     given = {"vfm": vfm, "lpips_trunk": lpips_trunk, "watson": watson}
     project = _created(data, out, preset, config, seed, max_bad, device, precision, resume, **given)
-    _stage(project, stages.pack, as_json)
+    if no_train:
+        _show({"project": str(project.folder)}, as_json)
+    else:
+        _stage(project, stages.pack, as_json)
 
 
 def _opened(folder: Path, device: str, precision: str = "no") -> stages.Project:
@@ -354,11 +440,12 @@ def sample(
     interval: Annotated[tuple[float, float], typer.Option("--interval", help="Of t, 0 is noise.")] = (0.0, 1.0),
     channels: Annotated[int | None, typer.Option("--channels", help="Guide the first ones only.")] = None,
     no_refine: Annotated[bool, typer.Option("--no-refine", help="Leave the refiner out.")] = False,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Pictures at a time.")] = 64,
     seed: Seed = 0,
     device: Device = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Pictures of a trained pipeline, as PNG files."""
+    """Pictures of a trained pipeline, as PNG files; class 3's second is 3-1.png."""
     folder = model / "pipeline" if (model / stages.SETTINGS).is_file() else model
     if not (folder / "model_index.json").is_file():
         raise InputError(f"{folder} holds no pipeline; run 'repack-dit run' or 'refine' first")
@@ -370,24 +457,36 @@ def sample(
         labels = [int(word) for word in classes.split(",")] if classes else list(range(known))
     except ValueError as error:
         raise InputError(f"--classes expects numbers like 0,3,5, got {classes!r}") from error
-    pipeline.set_progress_bar_config(disable=not sys.stderr.isatty())
-    pixels = pipeline(
-        labels if known else None,
-        num_images=count,
-        num_inference_steps=steps,
-        guidance_scale=scale,
-        guidance_interval=interval,
-        guidance_channels=channels,
-        refine=not no_refine,
-        generator=Streams(seed).torch("sampling", device if device == "cuda" else "cpu"),
-        output_type="np",
-    ).images
+    if known and not all(0 <= label < known for label in labels):
+        raise InputError(f"class labels must lie in [0, {known}), got {labels[:10]}")
+    pipeline.set_progress_bar_config(disable=True)
+    names = [f"{label}-{i}" for label in (labels or ["picture"]) for i in range(count)]
+    wanted = torch.tensor(labels).repeat_interleave(count) if known else None
+    generator = Streams(seed).torch("sampling", device if device == "cuda" else "cpu")
     out.mkdir(parents=True, exist_ok=True)
-    signed = pixels.transpose(0, 3, 1, 2) * 2 - 1
-    rows = [signed[i : i + count] for i in range(0, len(signed), count)]
+    kept: list[np.ndarray] = []
+    files: list[Path] = []
+    with progress_bar() as progress:
+        for start in progress(range(0, len(names), batch), label="sampling"):
+            chosen = names[start : start + batch]
+            pixels = pipeline(
+                None if wanted is None else wanted[start : start + batch],
+                num_images=len(chosen) if wanted is None else 1,
+                num_inference_steps=steps,
+                guidance_scale=scale,
+                guidance_interval=interval,
+                guidance_channels=channels,
+                refine=not no_refine,
+                generator=generator,
+                output_type="np",
+            ).images
+            signed = pixels.transpose(0, 3, 1, 2) * 2 - 1
+            if grid:
+                kept.extend(signed)
+            else:
+                files += [plots.sheet(out / f"{n}.png", [x[None]], 1) for n, x in zip(chosen, signed, strict=True)]
     if grid:
+        rows = [np.stack(kept[i : i + count]) for i in range(0, len(kept), count)]
         files = [plots.sheet(out / "grid.png", rows)]
-    else:
-        names = [f"{label}-{i}" for label in labels or ["picture"] for i in range(count)]
-        files = [plots.sheet(out / f"{n}.png", [x[None]], 1) for n, x in zip(names, signed, strict=True)]
-    _show({"pictures": len(signed), "files": [str(path) for path in files]}, as_json)
+    shown = {"files": [str(path) for path in files]} if as_json or grid else {"folder": str(out)}
+    _show({"pictures": len(names), **shown}, as_json)

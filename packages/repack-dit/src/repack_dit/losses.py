@@ -228,6 +228,27 @@ def _lpips(trunk: Mapping[str, Tensor]) -> tuple[str, nn.Module]:
     return network, model.eval().requires_grad_(False)
 
 
+def vision_alignment_loss(
+    z: Tensor, features: Tensor, cosine_margin: float = 0.5, distance_margin: float = 0.25
+) -> Tensor:
+    """VA-VAE's alignment of a latent with vision features (Yao et al. 2025): both marginal terms, added.
+
+    ``mean relu(1 - m1 - cos(z, f))`` over positions, and ``mean relu(|cos(z_i, z_j) - cos(f_i, f_j)| - m2)`` over pairs
+    of positions in an image.
+
+    Args:
+        z: latent projected to the features' channels, (B, C, h, w).
+        features: (B, C, h, w).
+        cosine_margin: m1.
+        distance_margin: m2.
+    """
+    _check_pair(z, features)
+    a, b = (F.normalize(x.flatten(2), dim=1) for x in (z, features))
+    point = F.relu(1 - cosine_margin - (a * b).sum(1)).mean()
+    pairs = (a.transpose(1, 2) @ a - b.transpose(1, 2) @ b).abs()
+    return point + F.relu(pairs - distance_margin).mean()
+
+
 # --- adversarial terms ---------------------------------------------------------------------------------------------
 
 

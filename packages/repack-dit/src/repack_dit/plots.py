@@ -26,13 +26,20 @@ def spectrum(path: Path, report: SpectrumReport) -> tuple[Path, Path]:
         return save(drawing, path)
 
 
-def convergence(path: Path, steps: Sequence[int], curves: Mapping[str, np.ndarray]) -> tuple[Path, Path]:
+def convergence(
+    path: Path,
+    steps: Sequence[int],
+    curves: Mapping[str, np.ndarray],
+    *,
+    xlabel: str = "training steps",
+    ylabel: str = "Fréchet distance, pooled RGB",
+) -> tuple[Path, Path]:
     """Distance over steps: mean and range over seeds; each curve is (seeds, checkpoints)."""
     with figure(6.4, 3.6) as (drawing, axes):
         for name, rows in curves.items():
             (line,) = axes.plot(steps, rows.mean(0), "o-", label=name)
             axes.fill_between(steps, rows.min(0), rows.max(0), alpha=0.2, color=line.get_color())
-        axes.set(yscale="log", xlabel="training steps", ylabel="Fréchet distance, pooled RGB")
+        axes.set(yscale="log", xlabel=xlabel, ylabel=ylabel)
         axes.legend()
         return save(drawing, path)
 
