@@ -290,8 +290,18 @@ def test_a_loss_that_is_not_finite_stops_and_names_step_and_images(tmp_path, nam
     assert all(torch.isfinite(p).all() for p in next(iter(again.modules.values())).parameters())
 
 
+def test_the_rate_drops_at_its_step(tmp_path):
+    data = TensorLatents(torch.zeros(4, D, GRID, GRID), torch.zeros(4, dtype=torch.long))
+    settings = TrainSettings(steps=4, batch=2, lr=1e-2, lr_after=1e-3, lr_step=2)
+    TransformerTraining(transformer(), data, settings, folder=tmp_path).run()
+    assert [row["lr"] for row in read_metrics(tmp_path)] == [1e-2, 1e-2, 1e-3, 1e-3]
+
+
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     trainings(tmp_path, "refiner").run()
+    (tmp_path / "torn.safetensors").write_bytes((tmp_path / "last.safetensors").read_bytes()[:-3])
+    with pytest.raises(InputError, match="damaged"):
+        trainings(None, "refiner").restore(tmp_path / "torn.safetensors")
     with pytest.raises(InputError, match="another model"):
         trainings(None, "transformer").restore(tmp_path / "last.safetensors")
 
