@@ -291,3 +291,19 @@ def ablate(
         found[f"{name}, CKA with the features"] = float(np.mean([v["cka"] for v in mine]))
     found["table"] = str(out / "ablation.csv")
     _show(found, as_json)
+
+
+@app.command()
+def export(
+    model: Annotated[Path, typer.Argument(help="Folder of a saved transformer or pipeline.")],
+    out: Annotated[Path, typer.Argument(help="Folder for the exported program; must not exist.")],
+    kind: Annotated[str, typer.Option("--format", help="onnx, or torch for torch.export.")] = "onnx",
+    as_json: Json = False,
+) -> None:
+    """The transformer as ONNX or as a torch.export program, kept only if it gives the model's numbers."""
+    from repack_dit.export import FORMATS, export_transformer, read_transformer
+
+    if kind not in FORMATS:
+        raise InputError(f"expected a format of {', '.join(FORMATS)}, got {kind!r}")
+    difference = export_transformer(read_transformer(model), out, kind)
+    _show({"written": str(out / FORMATS[kind]), "largest relative difference": difference}, as_json)
