@@ -295,6 +295,22 @@ def ablate(
     _show(found, as_json)
 
 
+@app.command()
+def export(
+    model: Annotated[Path, typer.Argument(help="Folder of a saved transformer or pipeline.")],
+    out: Annotated[Path, typer.Argument(help="Folder for the exported program; must not exist.")],
+    kind: Annotated[str, typer.Option("--format", help="onnx, or torch for torch.export.")] = "onnx",
+    as_json: Json = False,
+) -> None:
+    """The transformer as ONNX or as a torch.export program, kept only if it gives the model's numbers."""
+    from repack_dit.export import FORMATS, export_transformer, read_transformer
+
+    if kind not in FORMATS:
+        raise InputError(f"expected a format of {', '.join(FORMATS)}, got {kind!r}")
+    difference = export_transformer(read_transformer(model), out, kind)
+    _show({"written": str(out / FORMATS[kind]), "largest relative difference": difference}, as_json)
+
+
 # --- projects: pack, cache, train, refine, run, sample ------------------------------------------------------------
 
 Folder = Annotated[Path, typer.Argument(help="Project folder, made by pack or run.")]

@@ -90,8 +90,7 @@ class RMSNorm(nn.Module):
         self.eps, self.weight = eps, nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).type_as(x) * self.weight
+        return F.rms_norm(x.float(), (x.shape[-1],), eps=self.eps).type_as(x) * self.weight
 
 
 class Attention(nn.Module):
@@ -334,6 +333,8 @@ class RePackDiTTransformer2DModel(ModelMixin, ConfigMixin):
             if null:
                 raise ValueError(f"this model is conditional: give class labels in [0, {null}), or {null} for none")
             return torch.zeros(batch, dtype=torch.long, device=device)
+        if torch.compiler.is_compiling():  # a compiled or exported program cannot look at values
+            return class_labels
         if class_labels.shape != (batch,) or bool(((class_labels < 0) | (class_labels > null)).any()):
             raise ValueError(
                 f"expected {batch} class labels in [0, {null}) or {null} for none, got {class_labels.tolist()[:10]}"
@@ -361,7 +362,7 @@ class RePackDiTTransformer2DModel(ModelMixin, ConfigMixin):
         c, p, size = self.config.in_channels, self.config.patch_size, self.config.sample_size
         if tuple(hidden_states.shape[1:]) != (c, size, size):
             raise ValueError(f"expected latents (B, {c}, {size}, {size}), got {tuple(hidden_states.shape)}")
-        batch = len(hidden_states)
+        batch = hidden_states.shape[0]  # len() would fix it in an exported program
         labels = self._labels(class_labels, batch, hidden_states.device)
         x = self.x_embedder.proj(hidden_states).flatten(2).transpose(1, 2) + self.pos_embed
         time = self.t_embedder(timestep * self.config.time_scale)
