@@ -265,6 +265,11 @@ def test_alignment_adds_half_the_mean_of_one_minus_the_cosine(batch):
     both.backward()
     assert model.blocks[1].mlp.w3.weight.grad.any()
     assert alignment.projector[0].weight.grad.any()
+    gradient = model.blocks[0].attn.qkv.weight.grad.clone()
+    model.zero_grad()
+    model.enable_gradient_checkpointing()
+    loss(alignment=alignment, features=features).backward()
+    torch.testing.assert_close(model.blocks[0].attn.qkv.weight.grad, gradient)
     with pytest.raises(ValueError, match="between 1 and 2, got 8"):
         RepresentationAlignment(model, 7)
     with pytest.raises(ValueError, match="got one of them"):
