@@ -439,9 +439,13 @@ def test_save_and_load_give_the_same_numbers(autoencoder, model, tmp_path):
     assert again.config.latents_std == [1.0, 1.0]
     t = RePackDiTTransformer2DModel.from_pretrained(tmp_path / "t")
     noise = torch.randn(1, 5, 4, 4)
-    assert torch.equal(
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in t.state_dict().items())
+    # mapped weights lie elsewhere in memory, which may change the order of a product's sums
+    torch.testing.assert_close(
         t(noise, torch.tensor([0.3]), torch.tensor([1])).sample,
         model(noise, torch.tensor([0.3]), torch.tensor([1])).sample,
+        rtol=1e-5,
+        atol=1e-6,
     )
     assert torch.equal(LatentGuidedRefiner.from_pretrained(tmp_path / "r")(x, z), refiner(x, z))
 

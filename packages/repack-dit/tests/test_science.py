@@ -1,9 +1,10 @@
 """Losses, redundancy, spaces, metrics, training and the command line: facts and bad input."""
 
+import contextlib
+import io
 import json
-import subprocess
 import sys
-from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from PIL import Image
 from scipy.linalg import sqrtm
 
 from papershelf import InputError, Run
-from repack_dit import RePackDiTTransformer2DModel, analyze_features, best_linear_pack, flow_matching_loss
+from repack_dit import analyze_features, best_linear_pack, flow_matching_loss
 from repack_dit.claims import PAPER
+from repack_dit.cli import app
 from repack_dit.data import centre_crop, image_folder, photo_crops
 from repack_dit.losses import (
     WatsonDFT,
@@ -39,7 +41,6 @@ from repack_dit.redundancy import (
     two_nn,
 )
 from repack_dit.spaces import SPACES, fit_space, images_of, maps_of, patches_of, tokens_of
-from repack_dit.training import TrainSettings, TransformerTraining, update_ema
 from repack_dit.vision import VisionFeatures, load_vfm, random_dinov2
 
 
@@ -358,70 +359,21 @@ def test_image_folder_names_what_it_cannot_read(tmp_path):
         image_folder(tmp_path, 20)
 
 
-# --- training ------------------------------------------------------------------------------------------------------
-
-
-def training():
-    torch.manual_seed(0)
-    model = RePackDiTTransformer2DModel(
-        sample_size=2, in_channels=3, num_layers=1, hidden_size=16, num_attention_heads=2, num_classes=2
-    )
-    z = torch.randn(20, 3, 2, 2)
-    labels = torch.arange(20) % 2
-    return TransformerTraining(
-        model, z, labels, TrainSettings(steps=8, batch=4, lr_step=4), torch.Generator().manual_seed(3)
-    )
-
-
-def test_an_interrupted_training_goes_on_to_the_same_bits(tmp_path):
-    whole, first = training(), training()
-    whole.run(8)
-    first.run(3)
-    first.save(tmp_path / "state.safetensors")
-    again = training()
-    again.restore(tmp_path / "state.safetensors")
-    again.run(8)
-    assert again.losses == whole.losses
-    for a, b in zip(again.average.parameters(), whole.average.parameters(), strict=True):
-        assert torch.equal(a, b)
-
-
-def test_ema_in_closed_form():
-    average, model = torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)
-    average.weight.data.fill_(0)
-    model.weight.data.fill_(1)
-    for _ in range(5):
-        update_ema(average, model, 0.9)
-    assert float(average.weight.detach()) == pytest.approx(1 - 0.9**5)
-
-
-def test_a_loss_that_is_not_finite_stops_and_names_step_and_images():
-    found = training()
-    found.run(2)
-    before = {k: v.clone() for k, v in found.model.state_dict().items()}
-    found.latents[:] = float("nan")
-    with pytest.raises(FloatingPointError, match=r"loss nan at step 2, images \["):
-        found.run(8)
-    assert all(torch.equal(v, before[k]) for k, v in found.model.state_dict().items())
-
-
-def test_training_refuses_wrong_labels_and_foreign_checkpoints(tmp_path):
-    found = training()
-    with pytest.raises(ValueError, match=r"must lie in \[0, 2\), got 5..5"):
-        TransformerTraining(found.model, found.latents, torch.full((20,), 5), found.settings, found.generator)
-    with pytest.raises(ValueError, match="needs labels"):
-        TransformerTraining(found.model, found.latents, None, found.settings, found.generator)
-    (tmp_path / "x.safetensors").write_bytes(b"torn")
-    with pytest.raises(InputError, match="damaged"):
-        found.restore(tmp_path / "x.safetensors")
-
-
 # --- command line and claims ---------------------------------------------------------------------------------------
 
 
 def command(*words, cwd):
-    program = Path(sys.executable).parent / "repack-dit"
-    return subprocess.run([program, *words], cwd=cwd, capture_output=True, text=True)
+    """The command line in this process: importing diffusers once more for every call would take most of the time."""
+    out, err = io.StringIO(), io.StringIO()
+    argv, sys.argv = sys.argv, ["repack-dit", *words]
+    try:
+        with contextlib.chdir(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            app()
+    except SystemExit as stop:
+        code = stop.code or 0
+    finally:
+        sys.argv = argv
+    return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
 
 
 def test_count_prints_the_official_size(tmp_path):

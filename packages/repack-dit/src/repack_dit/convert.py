@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from papershelf import InputError
+from repack_dit.losses import PerceptualDistance, WatsonDFT
 from repack_dit.packing import RePackAutoencoder
 from repack_dit.refiner import LatentGuidedRefiner
 from repack_dit.transformer import RePackDiTTransformer2DModel
@@ -160,3 +161,36 @@ def load_official(model: Any, path: Path) -> Any:
     except RuntimeError as error:
         raise InputError(f"{path} does not fit: {' '.join(str(error).split())[:400]}") from error
     return model
+
+
+def load_watson(path: Path | None = None) -> WatsonDFT:
+    """Watson's distance with trained parameters of Czolbe et al.'s colour checkpoint, or untrained ones.
+
+    Raises:
+        InputError: if the checkpoint cannot be read, holds code or other parameters.
+    """
+    watson = WatsonDFT()
+    if path is not None:
+        try:
+            watson.load_official(load_weights(path))
+        except InputError:
+            raise
+        except ValueError as error:
+            raise InputError(f"{path} holds no colour Watson-DFT: {error}") from error
+    return watson
+
+
+def load_perceptual(vision: Any, lpips_trunk: Path | None = None) -> PerceptualDistance:
+    """LPIPS where a trunk is given, else the distance of the vision model's tokens.
+
+    Raises:
+        InputError: if the trunk cannot be read, holds code or is of another network.
+    """
+    if lpips_trunk is None:
+        return PerceptualDistance(vision)
+    try:
+        return PerceptualDistance(lpips_trunk=load_weights(lpips_trunk))
+    except InputError:
+        raise
+    except ValueError as error:
+        raise InputError(f"{lpips_trunk} is no trunk of LPIPS: {error}") from error

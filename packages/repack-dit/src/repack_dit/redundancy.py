@@ -142,6 +142,9 @@ class SpectrumReport:
         levina_bickel: intrinsic dimension by maximum likelihood.
         outlier_ratio: largest channel variance over the median one.
         autocorrelation: of neighbouring positions.
+        standardised_participation_ratio: of the correlation matrix: each channel at variance one, so that the few with
+            outlying variance do not decide.
+        standardised_components: the same of :attr:`components`.
     """
 
     tokens: int
@@ -155,6 +158,8 @@ class SpectrumReport:
     levina_bickel: float
     outlier_ratio: float
     autocorrelation: float
+    standardised_participation_ratio: float
+    standardised_components: dict[float, int]
 
 
 def analyze_features(
@@ -185,6 +190,8 @@ def analyze_features(
         raise ValueError("expected at least one batch of features, got none")
     values = np.maximum(np.linalg.eigvalsh(total.covariance)[::-1], 0)
     variances = np.diag(total.covariance)
+    scale = np.sqrt(np.maximum(variances, 1e-300))
+    standardised = np.maximum(np.linalg.eigvalsh(total.covariance / np.outer(scale, scale))[::-1], 0)
     ratios = _two_nn_ratios(kept)
     fits = [_two_nn_fit(rng.choice(ratios, len(ratios))) for _ in range(resamples)]
     return SpectrumReport(
@@ -201,6 +208,8 @@ def analyze_features(
         autocorrelation=float(np.average([c for _, c in correlations], weights=[n for n, _ in correlations]))
         if correlations
         else float("nan"),
+        standardised_participation_ratio=participation_ratio(standardised),
+        standardised_components={share: components_for(standardised, share) for share in SHARES},
     )
 
 

@@ -90,8 +90,7 @@ class RMSNorm(nn.Module):
         self.eps, self.weight = eps, nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).type_as(x) * self.weight
+        return F.rms_norm(x.float(), (x.shape[-1],), eps=self.eps).type_as(x) * self.weight
 
 
 class Attention(nn.Module):
@@ -124,8 +123,13 @@ class SwiGLU(nn.Module):
         return self.w3(F.silu(gate) * value)
 
 
+def _by_token(c: Tensor) -> Tensor:
+    """One condition an image (B, W) holds for all its tokens; (B, N, W) is one a token."""
+    return c[:, None] if c.ndim == 2 else c
+
+
 def _modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    return x * (1 + scale[:, None]) + shift[:, None]
+    return x * (1 + _by_token(scale)) + _by_token(shift)
 
 
 class Block(nn.Module):
@@ -146,8 +150,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, c: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         shift1, scale1, gate1, shift2, scale2, gate2 = self.adaLN_modulation(c).chunk(6, -1)
-        x = x + gate1[:, None] * self.attn(_modulate(self.norm1(x), shift1, scale1), rotation)
-        return x + gate2[:, None] * self.mlp(_modulate(self.norm2(x), shift2, scale2))
+        x = x + _by_token(gate1) * self.attn(_modulate(self.norm1(x), shift1, scale1), rotation)
+        return x + _by_token(gate2) * self.mlp(_modulate(self.norm2(x), shift2, scale2))
 
 
 class FinalLayer(nn.Module):
@@ -161,6 +165,30 @@ class FinalLayer(nn.Module):
 
     def forward(self, x: Tensor, c: Tensor) -> Tensor:
         return self.linear(_modulate(self.norm_final(x), *self.adaLN_modulation(c).chunk(2, -1)))
+
+
+class WideHead(nn.Module):
+    """DDT's head (Wang et al. 2025; RAE's DiT^DH): few wide blocks on the latent, conditioned token by token.
+
+    The condition of a token is ``W silu(t + s)`` with the backbone's output s at that token and the time's embedding t.
+    """
+
+    def __init__(
+        self, channels: int, patch: int, backbone: int, width: int, layers: int, heads: int, **kind: Any
+    ) -> None:
+        super().__init__()
+        self.x_embedder: Any = _PatchEmbedder(channels, patch, width)
+        self.condition = nn.Linear(backbone, width)
+        self.blocks: Any = nn.ModuleList(Block(width, heads, **kind) for _ in range(layers))
+        self.heads, self.width = heads, width
+
+    def forward(self, z: Tensor, s: Tensor, t: Tensor, rotation: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+        """Tokens (B, N, width) and their conditions (B, N, width), for the final layer."""
+        condition = self.condition(F.silu(t[:, None] + s))
+        x = self.x_embedder.proj(z).flatten(2).transpose(1, 2)
+        for block in self.blocks:
+            x = block(x, condition, rotation)
+        return x, condition
 
 
 class _TimeEmbedder(nn.Module):
@@ -201,7 +229,10 @@ class RePackDiTTransformer2DModel(ModelMixin, ConfigMixin):
         mlp_ratio: hidden width of the MLP before SwiGLU's 2/3.
         use_rope, use_swiglu, use_rmsnorm: all off is the SiT block.
         qk_norm: RMSNorm of queries and keys.
-        time_scale: time is multiplied by this before its sinusoids; 1 in the paper's code.
+        time_scale: time is multiplied by this before its sinusoids; 1 in the paper's code, 1000 in most others.
+        head_width: width of a :class:`WideHead` behind the blocks; None for none.
+        head_layers: its blocks.
+        head_heads: its attention heads; head_width / head_heads must be divisible by 4.
 
     Raises:
         ValueError: if sizes do not divide.
@@ -227,31 +258,30 @@ class RePackDiTTransformer2DModel(ModelMixin, ConfigMixin):
         use_rmsnorm: bool = True,
         qk_norm: bool = False,
         time_scale: float = 1.0,
+        head_width: int | None = None,
+        head_layers: int = 2,
+        head_heads: int = 16,
     ) -> None:
         super().__init__()
         if sample_size % patch_size:
             raise ValueError(f"patch size {patch_size} does not divide the latent's side {sample_size}")
         if hidden_size % (4 * num_attention_heads):
             raise ValueError(f"width {hidden_size} over {num_attention_heads} heads is not divisible by 4")
+        if head_width is not None and head_width % (4 * head_heads):
+            raise ValueError(f"head width {head_width} over {head_heads} heads is not divisible by 4")
         side = sample_size // patch_size
+        kind: dict[str, Any] = {"swiglu": use_swiglu, "rms": use_rmsnorm, "qk_norm": qk_norm, "mlp_ratio": mlp_ratio}
         self.x_embedder: Any = _PatchEmbedder(in_channels, patch_size, hidden_size)
         self.t_embedder: Any = _TimeEmbedder(hidden_size)
         self.y_embedder: Any = _LabelEmbedder(num_classes, hidden_size)
         self.pos_embed = nn.Parameter(torch.zeros(1, side * side, hidden_size), requires_grad=False)
-        self.blocks: Any = nn.ModuleList(
-            Block(
-                hidden_size,
-                num_attention_heads,
-                swiglu=use_swiglu,
-                rms=use_rmsnorm,
-                qk_norm=qk_norm,
-                mlp_ratio=mlp_ratio,
-            )
-            for _ in range(num_layers)
-        )
-        self.final_layer: Any = FinalLayer(hidden_size, patch_size**2 * in_channels, use_rmsnorm)
+        self.blocks: Any = nn.ModuleList(Block(hidden_size, num_attention_heads, **kind) for _ in range(num_layers))
+        self.head: Any = None
+        if head_width is not None:
+            self.head = WideHead(in_channels, patch_size, hidden_size, head_width, head_layers, head_heads, **kind)
+        self.final_layer: Any = FinalLayer(head_width or hidden_size, patch_size**2 * in_channels, use_rmsnorm)
         self.gradient_checkpointing = False
-        self._rotation: tuple[Tensor, Tensor] | None = None
+        self._rotation: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -262,11 +292,13 @@ class RePackDiTTransformer2DModel(ModelMixin, ConfigMixin):
             nn.init.zeros_(layer.bias)
         with torch.no_grad():
             self.pos_embed.copy_(sincos_positions(self.config.hidden_size, self._side)[None])
-        nn.init.xavier_uniform_(self.x_embedder.proj.weight.view(self.config.hidden_size, -1))
-        nn.init.zeros_(self.x_embedder.proj.bias)
+        head = [] if self.head is None else [self.head]
+        for part in (self, *head):
+            nn.init.xavier_uniform_(part.x_embedder.proj.weight.flatten(1))
+            nn.init.zeros_(part.x_embedder.proj.bias)
         for weight in (self.y_embedder.embedding_table.weight, *(self.t_embedder.mlp[i].weight for i in (0, 2))):
             nn.init.normal_(weight, std=0.02)
-        zeroed = [block.adaLN_modulation[1] for block in self.blocks]
+        zeroed = [block.adaLN_modulation[1] for part in (self, *head) for block in part.blocks]
         for layer in (*zeroed, self.final_layer.adaLN_modulation[1], self.final_layer.linear):
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
@@ -285,14 +317,15 @@ class RePackDiTTransformer2DModel(ModelMixin, ConfigMixin):
         sizes = {"num_layers": depth, "hidden_size": width, "num_attention_heads": heads, "patch_size": int(patch)}
         return cls(**{**sizes, **overrides})
 
-    def _angles(self, device: torch.device) -> tuple[Tensor, Tensor] | None:
+    def _angles(self, device: torch.device, width: int = 0, heads: int = 0) -> tuple[Tensor, Tensor] | None:
+        """Cosines and sines for the backbone, or for a head of this width."""
         if not self.config.use_rope:
             return None
-        if self._rotation is None or self._rotation[0].device != device:
-            head = self.config.hidden_size // self.config.num_attention_heads
-            cosine, sine = axial_rotation(head, self._side)
-            self._rotation = cosine.to(device), sine.to(device)
-        return self._rotation
+        size = (width or self.config.hidden_size) // (heads or self.config.num_attention_heads)
+        if (size, device) not in self._rotation:
+            cosine, sine = axial_rotation(size, self._side)
+            self._rotation[size, device] = cosine.to(device), sine.to(device)
+        return self._rotation[size, device]
 
     def _labels(self, class_labels: Tensor | None, batch: int, device: torch.device) -> Tensor:
         null = self.config.num_classes
@@ -300,6 +333,8 @@ class RePackDiTTransformer2DModel(ModelMixin, ConfigMixin):
             if null:
                 raise ValueError(f"this model is conditional: give class labels in [0, {null}), or {null} for none")
             return torch.zeros(batch, dtype=torch.long, device=device)
+        if torch.compiler.is_compiling():  # a compiled or exported program cannot look at values
+            return class_labels
         if class_labels.shape != (batch,) or bool(((class_labels < 0) | (class_labels > null)).any()):
             raise ValueError(
                 f"expected {batch} class labels in [0, {null}) or {null} for none, got {class_labels.tolist()[:10]}"
@@ -327,16 +362,19 @@ class RePackDiTTransformer2DModel(ModelMixin, ConfigMixin):
         c, p, size = self.config.in_channels, self.config.patch_size, self.config.sample_size
         if tuple(hidden_states.shape[1:]) != (c, size, size):
             raise ValueError(f"expected latents (B, {c}, {size}, {size}), got {tuple(hidden_states.shape)}")
-        batch = len(hidden_states)
+        batch = hidden_states.shape[0]  # len() would fix it in an exported program
         labels = self._labels(class_labels, batch, hidden_states.device)
         x = self.x_embedder.proj(hidden_states).flatten(2).transpose(1, 2) + self.pos_embed
-        condition = self.t_embedder(timestep * self.config.time_scale) + self.y_embedder.embedding_table(labels)
+        time = self.t_embedder(timestep * self.config.time_scale)
+        condition = time + self.y_embedder.embedding_table(labels)
         rotation = self._angles(x.device)
         for block in self.blocks:
             if self.gradient_checkpointing and torch.is_grad_enabled():
                 x = checkpoint(block, x, condition, rotation, use_reentrant=False)
             else:
                 x = block(x, condition, rotation)
+        if self.head is not None:
+            x, condition = self.head(hidden_states, x, time, self._angles(x.device, self.head.width, self.head.heads))
         out = self.final_layer(x, condition).view(batch, self._side, self._side, p, p, c)
         out = out.permute(0, 5, 1, 3, 2, 4).reshape(batch, c, size, size)
         return Transformer2DModelOutput(sample=out) if return_dict else (out,)
@@ -354,10 +392,12 @@ def guided_velocity(
     scale: float = 1.5,
     interval: tuple[float, float] = (0.0, 1.0),
     channels: int | None = None,
+    weak: Any = None,
 ) -> Tensor:
     """Classifier-free guidance ``v_u + scale (v_c - v_u)`` on the first ``channels``, inside the interval of time.
 
-    Outside the interval, or at scale 1, or without labels, one branch is computed and returned.
+    Outside the interval, or at scale 1, or without labels, one branch is computed and returned. With a ``weak`` model,
+    AutoGuidance (Karras et al. 2024): its velocity, for the same labels, takes the place of ``v_u``.
 
     Args:
         model: a :class:`RePackDiTTransformer2DModel`.
@@ -367,21 +407,33 @@ def guided_velocity(
         scale: w; 1 is the conditional velocity.
         interval: closed, of t.
         channels: None for all; 3 in the paper's code.
+        weak: a worse version of the model: smaller, or trained for less time.
     """
     if not interval[0] <= interval[1]:
         raise ValueError(f"the guidance interval must ascend, got {interval}")
     if channels is not None and not 1 <= channels <= z.shape[1]:
         raise ValueError(f"guidance takes between 1 and {z.shape[1]} channels, got {channels}")
     time = torch.full((len(z),), t, device=z.device, dtype=torch.float32)
-    if labels is None or scale == 1 or not interval[0] <= t <= interval[1]:
+    if (labels is None and weak is None) or scale == 1 or not interval[0] <= t <= interval[1]:
         return model(z, time, labels, return_dict=False)[0]
-    null = torch.full_like(labels, model.config.num_classes)
-    both = model(torch.cat([z, z]), torch.cat([time, time]), torch.cat([labels, null]), return_dict=False)[0]
-    conditional, unconditional = both.chunk(2)
+    if weak is not None or labels is None:
+        conditional, unconditional = (m(z, time, labels, return_dict=False)[0] for m in (model, weak))
+    else:
+        null = torch.full_like(labels, model.config.num_classes)
+        both = model(torch.cat([z, z]), torch.cat([time, time]), torch.cat([labels, null]), return_dict=False)[0]
+        conditional, unconditional = both.chunk(2)
     guided = unconditional + scale * (conditional - unconditional)
     if channels is None:
         return guided
     return torch.cat([guided[:, :channels], conditional[:, channels:]], 1)
+
+
+def dimension_shift(channels: int, height: int, width: int) -> float:
+    """``sqrt(d h w / 4096)`` (RAE): how much more noise a latent of that many numbers needs.
+
+    Train and sample with ``shift = 1 / dimension_shift(...)`` in :func:`shifted_times`' direction of time.
+    """
+    return math.sqrt(channels * height * width / 4096)
 
 
 def shifted_times(points: int, shift: float = 1.0) -> Tensor:
@@ -403,10 +455,74 @@ def euler_sample(
     scale: float = 1.0,
     interval: tuple[float, float] = (0.0, 1.0),
     channels: int | None = None,
+    weak: Any = None,
 ) -> Tensor:
     """Euler's method on ``dz/dt = v(z, t)`` from noise at 0 to data at 1; ``points - 1`` evaluations."""
     times, z = shifted_times(points, shift).tolist(), noise
     for now, after in itertools.pairwise(times):
-        v = guided_velocity(model, z, now, labels, scale=scale, interval=interval, channels=channels)
+        v = guided_velocity(model, z, now, labels, scale=scale, interval=interval, channels=channels, weak=weak)
         z = z + (after - now) * v
+    return z
+
+
+@torch.no_grad()
+def heun_sample(
+    model: Any, noise: Tensor, labels: Tensor | None, *, points: int = 26, shift: float = 1.0, **guidance: Any
+) -> Tensor:
+    """Heun's method on the same equation: second order, ``2 (points - 1)`` evaluations.
+
+    Args:
+        model: a :class:`RePackDiTTransformer2DModel`.
+        noise: (B, d, h, w).
+        labels: (B,), or None.
+        points: of time, the ends included.
+        shift: see :func:`shifted_times`.
+        guidance: ``scale``, ``interval``, ``channels`` and ``weak`` of :func:`guided_velocity`; scale is 1 by default.
+    """
+    guidance = {"scale": 1.0, **guidance}
+    times, z = shifted_times(points, shift).tolist(), noise
+    for now, after in itertools.pairwise(times):
+        first = guided_velocity(model, z, now, labels, **guidance)
+        second = guided_velocity(model, z + (after - now) * first, after, labels, **guidance)
+        z = z + (after - now) * (first + second) / 2
+    return z
+
+
+@torch.no_grad()
+def sde_sample(
+    model: Any,
+    noise: Tensor,
+    labels: Tensor | None,
+    *,
+    generator: torch.Generator,
+    points: int = 251,
+    shift: float = 1.0,
+    diffusion: float = 1.0,
+    **guidance: Any,
+) -> Tensor:
+    """Euler-Maruyama on the stochastic equation with the same marginals (Ma et al. 2024, SiT).
+
+    ``dz = (v + w s / 2) dt + sqrt(w) dW`` with ``w = diffusion (1 - t)`` and the score ``s = -(z - t v) / (1 - t)``, so
+    that ``w s / 2 = -diffusion (z - t v) / 2`` stays finite. The last step takes no noise.
+
+    Args:
+        model: a :class:`RePackDiTTransformer2DModel`.
+        noise: (B, d, h, w).
+        labels: (B,), or None.
+        generator: source of the noise, on the CPU or on the latents' device.
+        points: of time, the ends included.
+        shift: see :func:`shifted_times`.
+        diffusion: >= 0; 0 is :func:`euler_sample`.
+        guidance: as in :func:`heun_sample`.
+    """
+    if not diffusion >= 0:
+        raise ValueError(f"diffusion must be >= 0, got {diffusion}")
+    guidance = {"scale": 1.0, **guidance}
+    times, z = shifted_times(points, shift).tolist(), noise
+    for i, (now, after) in enumerate(itertools.pairwise(times)):
+        v = guided_velocity(model, z, now, labels, **guidance)
+        z = z + (after - now) * (v - diffusion * (z - now * v) / 2)
+        if i < points - 2 and diffusion:
+            fresh = torch.randn(z.shape, generator=generator, device=generator.device).to(z)
+            z = z + math.sqrt(diffusion * (1 - now) * (after - now)) * fresh
     return z

@@ -130,8 +130,19 @@ class VisionFeatures(nn.Module):
 
     @torch.no_grad()
     def pooled(self, images: Tensor) -> Tensor:
-        """Mean of the patch features, (B, C): what FD-DINOv2 and KID-DINOv2 compare."""
+        """Mean of the patch features, (B, C)."""
         return self(images).mean((2, 3))
+
+    @torch.no_grad()
+    def embedding(self, images: Tensor) -> Tensor:
+        """What FD-DINOv2 and KID-DINOv2 compare, (B, C): the last layer's class token (Stein et al. 2023).
+
+        Families without a class token give the mean of their patch tokens.
+        """
+        if FAMILIES[self.kind][0] == 0:
+            return self.pooled(images)
+        x = self.prepare(images)
+        return self.model(pixel_values=x, **self._arguments(len(x), x.device)).last_hidden_state[:, 0]
 
     def fingerprint(self) -> str:
         """SHA-256 over the weights' names, shapes and bytes: tells two models apart."""
