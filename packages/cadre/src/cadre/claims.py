@@ -462,8 +462,8 @@ def measure_wind(run: Run) -> Outcome:
     with figure(10, 3.2) as (drawing, ax):
         fit.graph_.named(climate.names, climate.coords).plot_map(ax, land=_land(), wind=(wind_u, wind_v))
         ax.set_title(
-            f"OSTIA sea surface temperature, {int(fit.graph_.adjacency.sum())} edges (orange +, blue -), wind in green; "
-            f"WTPR {test.value:.2f}, p = {test.p_value:.2f}",
+            f"OSTIA sea surface temperature, {int(fit.graph_.adjacency.sum())} edges (orange +, blue -), "
+            f"wind in green; WTPR {test.value:.2f}, p = {test.p_value:.2f}",
             fontsize=9,
         )
         picture = save(drawing, run.out / "ostia")[0]
