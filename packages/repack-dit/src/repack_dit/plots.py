@@ -63,7 +63,7 @@ def _pixels(image: np.ndarray, scale: int) -> np.ndarray:
 
 def labelled_sheet(path: Path, rows: Mapping[str, np.ndarray], scale: int = 2) -> Path:
     """Named rows of images (n, 3, H, W) in [-1, 1] as one PNG, the names at the left."""
-    with figure(9, 0.2 + 0.82 * len(rows)) as (drawing, axes):
+    with figure(9, 0.1 + 0.65 * len(rows)) as (drawing, axes):
         lines = [np.concatenate([_pixels(image, scale) for image in row], axis=1) for row in rows.values()]
         widest = max(line.shape[1] for line in lines)
         lines = [np.pad(x, ((0, 0), (0, widest - x.shape[1]), (0, 0)), constant_values=255) for x in lines]
