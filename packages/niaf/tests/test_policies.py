@@ -33,6 +33,26 @@ def chunks(n=4, k=10, d=3, seed=0):
     return torch.sin(torch.linspace(0, 2, k)[None, :, None] + phase)
 
 
+def test_scales_by_quantiles_map_them_to_the_unit_interval_and_resist_outliers():
+    x = chunks(40)
+    x[0, 0, 0] = 1e4
+    x[..., 1] = 7.0
+    head = head_of("waypoint")
+    head.set_statistics(x, "quantiles")
+    low, high = np.quantile(x.reshape(-1, 3).numpy(), [0.01, 0.99], axis=0)
+    for value, unit in ((low, -1.0), (high, 1.0)):
+        np.testing.assert_allclose(((torch.from_numpy(value) - head.mean) / head.std)[[0, 2]], unit, atol=1e-5)
+    assert head.std[1] == 1  # a constant channel
+    deviation = head_of("waypoint")
+    deviation.set_statistics(x)
+    assert deviation.std[0] > 100 * head.std[0]
+    delta = head_of("waypoint", "delta")
+    delta.set_statistics(x, "quantiles")
+    assert not delta.mean.any()  # no increment stays no increment
+    with pytest.raises(ValueError, match="deviation, quantiles, got 'range'"):
+        head.set_statistics(x, "range")
+
+
 @pytest.mark.parametrize("kind", ["absolute", "delta"])
 @pytest.mark.parametrize("name", HEADS)
 def test_every_head_learns_and_answers_with_its_gripper(name, kind):

@@ -28,7 +28,7 @@ from niaf.data import (
     write_lerobot,
 )
 from niaf.fit import FitOptions, fit_field
-from niaf.heads import HEADS
+from niaf.heads import HEADS, SCALES
 from niaf.impedance import unit_quaternions_in, unwrap_angles, wrapped_channels
 from niaf.metrics import offgrid_error, sampled_smoothness, smoothness
 from niaf.policy import NIAFPolicy
@@ -269,6 +269,9 @@ def train(
     steps: Annotated[int, typer.Option("--steps", min=1)] = 2000,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1)] = 64,
     learning_rate: Annotated[float, typer.Option("--learning-rate")] = 1e-3,
+    scale: Annotated[
+        str, typer.Option("--scale", help="Of the actions: deviation, or quantiles (1st and 99th to -1 and 1).")
+    ] = "deviation",
     width: Annotated[int, typer.Option("--width", min=1, help="Of the field.")] = 64,
     groups: Annotated[int, typer.Option("--groups", min=1, help="Frequency groups of the field.")] = 16,
     out: Annotated[Path, typer.Option("--out", help="Folder of the policy; a run there is gone on with.")] = Path(
@@ -287,6 +290,8 @@ def train(
         raise InputError(f"--head must be one of {', '.join(HEADS)}, got {head!r}")
     if velocity not in (None, "recorded", "diff"):
         raise InputError(f"--velocity must be recorded or diff, got {velocity!r}")
+    if scale not in SCALES:
+        raise InputError(f"--scale must be one of {', '.join(SCALES)}, got {scale!r}")
     if velocity and kind == "delta":
         raise InputError("--velocity needs --kind absolute: increments are velocities already")
     reader = LeRobotReader(data)
@@ -311,6 +316,7 @@ def train(
             vlm=source,
             lora_rank=lora,
             learning_rate=learning_rate,
+            action_scale=scale,
             n_action_steps=horizon,
         )
         policy = NIAFPolicy(config)

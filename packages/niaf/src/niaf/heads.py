@@ -32,6 +32,8 @@ from niaf.modulation import (
 from niaf.resample import ActionKind, check_kind, check_rate
 from niaf.trajectory import SineCurve, Trajectory
 
+SCALES = ("deviation", "quantiles")
+
 
 @dataclass(frozen=True)
 class ChunkSpec:
@@ -169,15 +171,30 @@ class ActionHead(nn.Module):
         if len(spec.gripper):
             self.gripper = small_network([spec.cond_dim, 128, spec.horizon * len(spec.gripper)])
 
-    def set_statistics(self, chunks: np.ndarray | Tensor) -> None:
-        """Take mean and deviation from chunks [N, K, d]; a constant channel keeps scale 1."""
+    def set_statistics(self, chunks: np.ndarray | Tensor, scale: str = "deviation") -> None:
+        """Take centre and scale from chunks [N, K, d]; a constant channel keeps scale 1.
+
+        Args:
+            chunks: in the data's unit.
+            scale: ``deviation`` (mean and standard deviation), or ``quantiles`` (the 1st and the 99th percentile become
+                -1 and 1, as is usual for LIBERO's actions). Increments keep their zero.
+
+        Raises:
+            ValueError: for another scale.
+        """
+        if scale not in SCALES:
+            raise ValueError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}")
         target, _ = self._target(torch.as_tensor(np.asarray(chunks), dtype=torch.float32), None)
         flat = target.reshape(-1, target.shape[-1])
         flat = flat[torch.isfinite(flat).all(1)]
-        std = flat.std(0, unbiased=False)
+        if scale == "deviation":
+            centre, spread = flat.mean(0), flat.std(0, unbiased=False)
+        else:
+            ends = np.quantile(flat.numpy(), [0.01, 0.99], axis=0).astype(np.float32)
+            centre, spread = torch.from_numpy(ends[0] + ends[1]) / 2, torch.from_numpy(ends[1] - ends[0]) / 2
         delta = self.spec.action_kind == "delta"
-        self.mean.copy_(torch.zeros_like(std) if delta else flat.mean(0))
-        self.std.copy_(torch.where(std > 1e-8, std, torch.ones_like(std)))
+        self.mean.copy_(torch.zeros_like(spread) if delta else centre)
+        self.std.copy_(torch.where(spread > 1e-8, spread, torch.ones_like(spread)))
 
     def _target(self, chunk: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Values of the function at its grid, in the data's unit, and their padding."""

@@ -49,6 +49,7 @@ class NIAFConfig:
         learning_rate: of the backbone.
         head_multiplier: of the head's learning rate (ours: 10 to 50 where a VLM is tuned).
         weight_decay: never on the field's weights.
+        action_scale: ``"deviation"`` or ``"quantiles"`` (1st and 99th percentile to -1 and 1, as for LIBERO).
     """
 
     action_dim: int
@@ -69,6 +70,7 @@ class NIAFConfig:
     learning_rate: float = 1e-4
     head_multiplier: float = 1.0
     weight_decay: float = 0.0
+    action_scale: str = "deviation"
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> NIAFConfig:
@@ -154,7 +156,7 @@ class NIAFPolicy(nn.Module):
 
     def set_statistics(self, actions: np.ndarray, states: np.ndarray) -> None:
         """Take scales from chunks [N, K, d] and states [N, s]; constant channels keep scale 1."""
-        self.head.set_statistics(actions)
+        self.head.set_statistics(actions, self.config.action_scale)
         mean, std = states.mean(0), states.std(0)
         self.state_mean.copy_(torch.as_tensor(mean, dtype=torch.float32))
         self.state_std.copy_(torch.as_tensor(np.where(std > 1e-8, std, 1.0), dtype=torch.float32))

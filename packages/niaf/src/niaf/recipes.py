@@ -28,6 +28,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "action_kind": "delta",
         "gripper": [6],
         "gripper_values": [-1.0, 1.0],
+        "action_scale": "quantiles",
     },
 }
 PAPER_RESULTS = {
