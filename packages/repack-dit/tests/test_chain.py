@@ -634,6 +634,8 @@ def test_run_makes_everything_and_tells_it(chain):
     assert found["train"]["images seen"] == 32
     assert found["train"]["epochs"] == pytest.approx(32 / 34)
     assert found["cache"]["latents"] == 34
+    assert found["pack"]["perceptual distance"] == "features of random, in the place of LPIPS"
+    assert found["pack"]["Watson-DFT"] == "untrained parameters"
     assert np.isfinite(found["pictures"]["fd_dino, refined"]).all()
     for name in ("grid", "latents", "refinement"):
         assert Path(found["pictures"][name]).stat().st_size > 1000
@@ -644,10 +646,13 @@ def test_run_makes_everything_and_tells_it(chain):
 def test_stage_by_stage_gives_the_same_weights_as_run(chain):
     project = str(chain / "steps")
     assert command("pack", str(chain / "data"), "--out", project, "--config", str(chain / "c.yaml"))[0] == 0
-    for stage in ("cache", "train", "refine"):
-        code, output = command(stage, project)
+    for words in (("cache",), ("train",), ("refine", "--bundle-vfm")):
+        code, output = command(words[0], project, *words[1:])
         assert code == 0, output
     assert weights(chain / "steps") == weights(chain / "p")
+    bundled = RePackDiTPipeline.from_pretrained(chain / "steps" / "pipeline", vfm="bundled")
+    assert bundled.autoencoder.features(torch.zeros(1, 3, 32, 32)).shape == (1, 32, 4, 4)
+    assert not (chain / "p" / "pipeline" / "vfm").exists()
 
 
 def test_sample_writes_pictures_and_a_grid(chain, tmp_path):

@@ -360,6 +360,7 @@ PAPER = Paper(
             criterion="packed's distance at step 200 below raw's at step 500 on each of 3 seeds",
             measure=measure_convergence,
             scale="long",
+            recipe="repack-dit ablate DATA --spaces raw,repack-32 --size 256 --seeds 3",
         ),
         Claim(
             id="R3",

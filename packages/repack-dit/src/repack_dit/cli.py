@@ -324,6 +324,7 @@ ProjectVfm = Annotated[
     str | None, typer.Option("--vfm", help=f"{PACKAGED}, random, a local folder, or a hub id.", show_default=False)
 ]
 Trunk = Annotated[Path | None, typer.Option("--lpips-trunk", help="VGG-16, AlexNet or SqueezeNet weights for LPIPS.")]
+Bundle = Annotated[bool, typer.Option("--bundle-vfm", help="Put the vision model into the pipeline's folder.")]
 Watson = Annotated[Path | None, typer.Option("--watson", help="Trained parameters of the Watson-DFT distance.")]
 
 
@@ -406,10 +407,17 @@ def train(
 
 @app.command()
 def refine(
-    folder: Folder, device: Device = "cpu", precision: Precision = "no", resume: Resume = True, as_json: Json = False
+    folder: Folder,
+    device: Device = "cpu",
+    precision: Precision = "no",
+    bundle_vfm: Bundle = False,
+    resume: Resume = True,
+    as_json: Json = False,
 ) -> None:
     """Stage 3: train the refiner, and write the pipeline; goes on from its last checkpoint."""
-    _stage(_opened(folder, device, precision), stages.refine, as_json)
+    project = _opened(folder, device, precision)
+    project.bundle_vfm = bundle_vfm
+    _stage(project, stages.refine, as_json)
 
 
 @app.command()
@@ -422,6 +430,7 @@ def run(
     lpips_trunk: Trunk = None,
     watson: Watson = None,
     max_bad: MaxBad = 0,
+    bundle_vfm: Bundle = False,
     samples: Annotated[int, typer.Option("--samples", min=2, help="Pictures that the distances are of.")] = 540,
     seed: Seed = 0,
     device: Device = "cpu",
@@ -432,6 +441,7 @@ def run(
     """Everything: analysis, three stages, distances, and a grid of real, decoded, generated and refined pictures."""
     given = {"vfm": vfm, "lpips_trunk": lpips_trunk, "watson": watson}
     project = _created(data, out, preset, config, seed, max_bad, device, precision, resume, **given)
+    project.bundle_vfm = bundle_vfm
     with progress_bar() as progress:
         project.progress = progress
         found = stages.run_all(project, samples)

@@ -232,6 +232,7 @@ class Project:
         max_bad: unreadable images that are skipped.
         device: ``cpu``, ``cuda`` or ``mps``.
         precision: of training: ``no``, ``bf16`` or ``fp16``.
+        bundle_vfm: put the vision model into the pipeline's folder; else its name and hash are kept.
         progress: shows long loops.
     """
 
@@ -242,6 +243,7 @@ class Project:
     max_bad: int = 0
     device: str = "cpu"
     precision: str = "no"
+    bundle_vfm: bool = False
     progress: Progress = silent
 
     @cached_property
@@ -341,11 +343,11 @@ def _load(kind: Any, folder: Path, command: str) -> Any:
     return kind.from_pretrained(folder, use_safetensors=True)
 
 
-def _save_folder(model: Any, folder: Path) -> None:
+def _save_folder(model: Any, folder: Path, **options: Any) -> None:
     """``save_pretrained`` into a folder that appears whole."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as name:
         made = Path(name) / "model"
-        model.save_pretrained(made)
+        model.save_pretrained(made, **options)
         shutil.rmtree(folder, ignore_errors=True)
         made.replace(folder)
 
@@ -443,7 +445,13 @@ def pack(project: Project) -> dict[str, Any]:
         if _run(training, project.progress):
             _save_folder(training.average.autoencoder, out)
         close()
-    return _told("pack", project.folder / "training" / "autoencoder", p.pack.batch, len(project.images[0].labels))
+    found = _told("pack", project.folder / "training" / "autoencoder", p.pack.batch, len(project.images[0].labels))
+    distance = f"LPIPS ({p.lpips_trunk})" if p.lpips_trunk else f"features of {p.vfm}, in the place of LPIPS"
+    return {
+        **found,
+        "perceptual distance": distance if p.pack.perceptual else "none",
+        "Watson-DFT": p.watson or "untrained parameters",
+    }
 
 
 def cache(project: Project) -> dict[str, Any]:
@@ -513,7 +521,8 @@ def refine(project: Project) -> dict[str, Any]:
             _save_folder(training.average, out)
         close()
     if not _launched() and not (project.folder / "pipeline").is_dir():
-        _save_folder(assemble(project), project.folder / "pipeline")
+        options = {"bundle_vfm": True} if project.bundle_vfm else {}
+        _save_folder(assemble(project), project.folder / "pipeline", **options)
     return _told("refine", project.folder / "training" / "refiner", p.refine.batch, len(project.images[0].labels))
 
 
