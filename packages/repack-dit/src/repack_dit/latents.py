@@ -49,6 +49,11 @@ class ImageSource(Protocol):
         ...
 
 
+def aligned(array: np.ndarray) -> Tensor:
+    """A copy in torch's own memory: numpy's lies at any offset, and the last bits of products depend on it."""
+    return torch.from_numpy(array).clone()
+
+
 def encoder_fingerprint(autoencoder: Any) -> str:
     """SHA-256 of all that a latent depends on: the packing weights, their configuration and the vision model's hash."""
     c = autoencoder.config
@@ -107,7 +112,7 @@ def _encode_shard(
     rows, generator = plan.rows(shard), Streams(plan.seed).torch(f"posterior {shard}")
     parts: dict[str, list[Tensor]] = {view: [] for view in plan.views}
     for start in range(0, len(rows), batch):
-        pixels = torch.from_numpy(images.signed(rows[start : start + batch])).to(device)
+        pixels = aligned(images.signed(rows[start : start + batch])).to(device)
         for view in plan.views:
             found = autoencoder.encode(pixels.flip(-1) if view == "flip" else pixels).latent_dist
             noise = torch.randn(found.mean.shape, generator=generator).to(found.mean)

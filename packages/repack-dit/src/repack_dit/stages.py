@@ -25,7 +25,7 @@ from papershelf.paper import Progress, silent
 from papershelf.reproduce import plain
 from repack_dit import plots
 from repack_dit.data import ImageFiles, Images, open_images
-from repack_dit.latents import INDEX, LatentCache
+from repack_dit.latents import INDEX, LatentCache, aligned
 from repack_dit.losses import PerceptualDistance, WatsonDFT
 from repack_dit.metrics import evaluate, frechet_distance, peak_signal_to_noise, pooled_rgb
 from repack_dit.packing import RePackAutoencoder
@@ -285,7 +285,7 @@ class Project:
         parts = []
         rows = np.array_split(np.arange(len(images.labels)), -(-len(images.labels) // 32))
         for chunk in self.progress(rows, label="features of images and mirror images"):
-            x = torch.from_numpy(images.signed(chunk)).to(self.device)
+            x = aligned(images.signed(chunk)).to(self.device)
             parts.append(torch.stack([self.vision(x).cpu(), self.vision(x.flip(-1)).cpu()], 1))
         return torch.cat(parts)
 

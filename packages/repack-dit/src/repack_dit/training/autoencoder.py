@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from repack_dit.latents import aligned
 from repack_dit.losses import (
     WatsonDFT,
     adaptive_weight,
@@ -90,11 +91,11 @@ class FeaturedImages:
     def take(self, indices: Tensor, flips: Tensor, autoencoder: RePackAutoencoder) -> tuple[Tensor, Tensor]:
         """Images (n, 3, H, W), mirrored where asked for, and their features (n, C, h, w), on the model's device."""
         device = autoencoder.pack_conv.weight.device
-        x = torch.from_numpy(self.images.signed(indices.numpy()))
+        x = aligned(self.images.signed(indices.numpy()))
         x = torch.where(flips.view(-1, 1, 1, 1), x.flip(-1), x).to(device)
         if self.features is None:
             return x, autoencoder.features(x)
-        return x, torch.from_numpy(self.features[indices.numpy(), flips.long().numpy()]).to(device)
+        return x, aligned(self.features[indices.numpy(), flips.long().numpy()]).to(device)
 
 
 class Reconstruction(nn.Module):
