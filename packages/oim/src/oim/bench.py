@@ -54,7 +54,7 @@ def peers(out: Path, quick: bool = False) -> dict[str, str]:
     directed = graph.to_directed()
     for edge in directed.edges():
         settings.add_edge_configuration("threshold", edge, 0.1)
-    ndlib_runs = max(1, runs // 100)
+    ndlib_runs = max(1, runs // 10)
 
     def ndlib() -> np.ndarray:
         sizes = np.empty(ndlib_runs)
